@@ -1,0 +1,141 @@
+"""Calls and replies: what a program asks a model, and what it gets back. Pure.
+
+A call says *what* is asked; how it is worded is the business of `samrag.prompts`, who answers it of `samrag.engines`.
+A failure is a reply of its own type, so that it can never pass for a verdict, an answer or a caption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from samrag.schema import Usage, Verdict
+
+
+class CallKind(StrEnum):
+    """The questions one can put to a model. The prompt template of a kind bears its name."""
+
+    IS_REL_TEXT = "is_rel_text"
+    IS_REL_IMAGE = "is_rel_image"
+    CAPTION_RAW = "caption_raw"
+    CAPTION_QUERY = "caption_query"
+    ANSWER = "answer"
+    IS_USE = "is_use"
+    IS_SUP = "is_sup"
+
+
+JUDGEMENTS = {
+    CallKind.IS_REL_TEXT: (Verdict.TRUE, Verdict.FALSE),
+    CallKind.IS_REL_IMAGE: (Verdict.TRUE, Verdict.FALSE),
+    CallKind.IS_USE: (Verdict.TRUE, Verdict.FALSE),
+    CallKind.IS_SUP: (Verdict.TRUE, Verdict.PARTIAL, Verdict.FALSE),
+}
+"""The verdicts each judging kind may return (SAM-RAG, Table 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A document as a model sees it: an image stands here as its query caption."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the reply is drawn. `seed` makes a draw repeatable where the engine can."""
+
+    temperature: float = 0.0
+    max_tokens: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One thing asked of a model. Fields that a kind does not use stay empty."""
+
+    kind: CallKind
+    question: str = ""
+    passages: tuple[Passage, ...] = ()
+    """Content: one passage for is_rel_text, all of C for answer, is_use and is_sup."""
+    title: str = ""
+    """Title of the image."""
+    image: str | None = None
+    """Image path relative to the engine's image root."""
+    answer: str = ""
+    """The answer under judgement."""
+    critique: str = ""
+    """Why the previous answer was refused (regeneration)."""
+    sampling: Sampling = field(default_factory=Sampling)
+    sample_index: int = 0
+    """Repeated draws of an equal call are different records."""
+
+
+class FailureReason(StrEnum):
+    """Why there is no usable reply."""
+
+    INVALID_REPLY = "invalid_reply"  # not the JSON, or not the verdict, that was asked for
+    LENGTH = "length"  # cut off at max_tokens
+    CONTENT_FILTER = "content_filter"
+    BAD_REQUEST = "bad_request"
+    BAD_IMAGE = "bad_image"
+    TOO_LONG = "too_long"  # the prompt does not fit the model's context
+    SERVER = "server"  # still failing after the last retry
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """No usable reply. Never a label, a verdict or an answer."""
+
+    reason: FailureReason
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with its chain of thought."""
+
+    verdict: Verdict
+    reasoning: str
+    probability: float | None = None
+    """Probability of the verdict, where the engine measures it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer drawn from content; no values: the content does not state it."""
+
+    values: tuple[str, ...]
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caption:
+    """What an image shows."""
+
+    text: str
+
+
+Reply = Judgement | Answer | Caption | Failure
+
+T = TypeVar("T")
+Program = Generator[list[Call], list[Reply], T]
+"""An algorithm that now and then needs a model: yields calls, receives replies in that order, returns its result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A reply and what it cost."""
+
+    reply: Reply
+    usage: Usage
+    text: str = ""
+    """The raw text the reply was read from: the target of a distilled training row."""

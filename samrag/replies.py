@@ -1,0 +1,98 @@
+"""Model text to typed reply, strictly. Pure.
+
+The contract of every call is one JSON object: `Reasoning`, then `Response` (SAM-RAG, appendix B); captions have
+`Response` alone. Only the model's own new text is ever read here, never its prompt. Text is taken as JSON and nothing
+else: no evaluation, no guess from a stray "true", no default verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from samrag.calls import JUDGEMENTS, Answer, CallKind, Caption, Failure, FailureReason, Judgement, Reply
+from samrag.schema import Verdict
+
+NOT_STATED = "not stated"
+"""The response by which a model says that the content does not hold the answer."""
+
+_JSON = json.JSONDecoder()
+
+
+def reply_schema(kind: CallKind) -> dict[str, Any]:
+    """JSON schema of a kind's reply, for servers that can enforce one."""
+    response: dict[str, Any] = {"type": "string"}
+    if kind in JUDGEMENTS:
+        response["enum"] = [str(verdict) for verdict in JUDGEMENTS[kind]]
+    elif kind is CallKind.ANSWER:
+        response = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    properties = {"Reasoning": {"type": "string"}, "Response": response}
+    if kind in (CallKind.CAPTION_RAW, CallKind.CAPTION_QUERY):
+        del properties["Reasoning"]
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def extract_object(text: str) -> dict[str, Any] | None:
+    """The first whole JSON object in a text, or None. Braces inside strings are just text."""
+    start = text.find("{")
+    while start >= 0:
+        try:
+            value, _ = _JSON.raw_decode(text, start)
+        except (json.JSONDecodeError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            return value
+        start = text.find("{", start + 1)
+    return None
+
+
+def _string(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "True" if value else "False"
+    if isinstance(value, (int, float)):
+        return str(value)
+    return value.strip() if isinstance(value, str) else None
+
+
+def _verdict(kind: CallKind, value: Any) -> Verdict | None:
+    text = _string(value)
+    return next((v for v in JUDGEMENTS[kind] if text is not None and text.casefold() == v.casefold()), None)
+
+
+def _answer(value: Any) -> tuple[str, ...] | None:
+    """Distinct non-empty strings; () when the model says it is not stated; None when it is no answer at all."""
+    items = [_string(item) for item in (value if isinstance(value, list) else [value])]
+    if not items or any(not item for item in items):
+        return None
+    values = tuple(dict.fromkeys(item for item in items if item))
+    return () if len(values) == 1 and values[0].casefold().rstrip(".") == NOT_STATED else values
+
+
+def parse(kind: CallKind, text: str) -> Reply:
+    """Read the reply of a call kind; whatever does not keep the contract is a `Failure`."""
+    found = extract_object(text)
+    if found is None:
+        return Failure(FailureReason.INVALID_REPLY, f"no JSON object in {text[:200]!r}")
+    if "Response" not in found:
+        return Failure(FailureReason.INVALID_REPLY, f'no "Response" among the keys {sorted(found)[:5]}')
+    response, reasoning = found["Response"], found.get("Reasoning", "")
+    if not isinstance(reasoning, str):
+        return Failure(FailureReason.INVALID_REPLY, '"Reasoning" is not a string')
+    if kind in JUDGEMENTS:
+        verdict = _verdict(kind, response)
+        if verdict is None:
+            return Failure(FailureReason.INVALID_REPLY, f"{response!r} is no verdict of {kind}"[:200])
+        return Judgement(verdict, reasoning)
+    if kind is CallKind.ANSWER:
+        values = _answer(response)
+        if values is None:
+            return Failure(FailureReason.INVALID_REPLY, f"{response!r} is no answer"[:200])
+        return Answer(values, reasoning)
+    caption = _string(response)
+    return Caption(caption) if caption else Failure(FailureReason.INVALID_REPLY, "empty caption")
+
+
+def write(reasoning: str, response: str | list[str]) -> str:
+    """The contract's JSON text; without reasoning, `Response` alone."""
+    body = {"Reasoning": reasoning, "Response": response} if reasoning else {"Response": response}
+    return json.dumps(body, ensure_ascii=False)
