@@ -1,0 +1,121 @@
+"""Call to prompt text. Pure, apart from reading the packaged templates.
+
+A template has two blocks. `instruction` is static, byte-identical for a kind and style, and comes first; then the
+image; then `body` with title, documents, question and answer: so servers and the local engine can share the prefix's work.
+Whatever comes from data is fenced and cannot close its fence: `<`, `>` and `&` in it are written as entities, which
+also keeps special tokens such as `<image>` or `</s>` out of the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import resources
+
+import jinja2
+
+from samrag.calls import Call, CallKind, Passage
+from samrag.replies import write
+from samrag.schema import ChatMessage
+
+IMAGE_MARK = "<image>"
+
+
+class PromptStyle(StrEnum):
+    """`teacher`: worked examples, for general models. `student`: lean, for a model that was tuned to the task."""
+
+    TEACHER = "teacher"
+    STUDENT = "student"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered call: one user turn of static instruction, image, and body."""
+
+    instruction: str
+    image: str | None
+    body: str
+
+    def message(self) -> ChatMessage:
+        """The turn as text with the image marker, as SFT rows store it."""
+        mark = f"{IMAGE_MARK}\n" if self.image else ""
+        return ChatMessage("user", f"{self.instruction}\n{mark}{self.body}")
+
+
+def fence(text: str) -> str:
+    """Make data unable to close its fence, and one block of printable text."""
+    cleaned = "".join(c for c in text.replace("\r\n", "\n") if c in "\n\t" or c.isprintable())
+    return cleaned.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").strip()
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("samrag", "prompts"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=False,
+        keep_trailing_newline=False,
+    )
+    environment.filters["fence"] = fence
+    return environment
+
+
+@dataclass(frozen=True, slots=True)
+class WorkedExample:
+    """A call with its model reply, shown to a general model in the instruction."""
+
+    call: Call
+    reply: str
+    """The reply's JSON text."""
+
+
+@functools.cache
+def worked_examples(kind: CallKind) -> tuple[WorkedExample, ...]:
+    """The teacher style's examples of a kind. They are data, so that a test can put each through the parser."""
+    source = resources.files("samrag") / "prompts" / PromptStyle.TEACHER / "examples.json"
+    return tuple(
+        WorkedExample(
+            Call(
+                kind,
+                example.get("question", ""),
+                tuple(Passage(title, text) for title, text in example.get("passages", [])),
+                example.get("title", ""),
+                answer=example.get("answer", ""),
+            ),
+            write(example.get("reasoning", ""), example["response"]),
+        )
+        for example in json.loads(source.read_text(encoding="utf-8"))[kind]
+    )
+
+
+def _block(name: str, kind: CallKind, style: PromptStyle, **values: object) -> str:
+    template = _environment().get_template(f"{style}/{kind}.jinja")
+    parts = _environment().get_template(f"{style}/_parts.jinja").module
+    return "".join(template.blocks[name](template.new_context({"parts": parts, **values}))).strip()
+
+
+@functools.cache
+def _instruction(kind: CallKind, style: PromptStyle) -> str:
+    examples = worked_examples(kind) if style is PromptStyle.TEACHER else ()
+    return _block("instruction", kind, style, examples=examples)
+
+
+def render(call: Call, style: PromptStyle) -> Prompt:
+    """Put a call into words."""
+    return Prompt(_instruction(call.kind, style), call.image, _block("body", call.kind, style, call=call))
+
+
+@functools.cache
+def template_hash(style: PromptStyle) -> str:
+    """Hash of all templates of a style: stored with SFT sets and adapters, and compared before use."""
+    digest = hashlib.sha256()
+    loader = _environment().loader
+    assert loader is not None
+    for name in sorted(n for n in _environment().list_templates() if n.startswith(f"{style}/")):
+        digest.update(name.encode() + b"\0" + loader.get_source(_environment(), name)[0].encode() + b"\0")
+    if style is PromptStyle.TEACHER:
+        digest.update(repr([worked_examples(kind) for kind in CallKind]).encode())
+    return digest.hexdigest()[:16]
