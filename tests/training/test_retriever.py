@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from samrag.errors import UserError
+from samrag.retrieval.embedder import Embedder
+from samrag.training.retriever_arguments import RetrieverArguments
+
+retriever = pytest.importorskip("samrag.training.retriever")
+
+WORDS = (
+    "who where founded the club in town red blue arle borv cald dune eske fenn gorl holt rowing chess find :".split()
+)
+TOWNS = WORDS[9:17]
+INSTRUCTION = "find : "
+
+
+def rows_of(count: int) -> list[dict]:
+    texts = [f"the {town} {kind} club" for town in TOWNS for kind in ("rowing", "chess")]
+    return [
+        {
+            "query": f"who founded the {text.split()[1]} club {text.split()[2]}",
+            "pos": [text],
+            "neg": texts[:i] + texts[i + 1 :],
+        }
+        for i, text in enumerate(texts[:count])
+    ]
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module", params=["mean", "cls"])
+def base(request, tmp_path_factory) -> Path:
+    """A random BERT of two layers in a sentence-transformers folder."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+    from transformers import BertConfig, BertModel, BertTokenizerFast
+
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp(request.param)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    BertTokenizerFast(vocab=str(folder / "vocab.txt"), model_max_length=48).save_pretrained(folder)
+    size = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    BertModel(BertConfig(vocab_size=len(vocabulary), max_position_embeddings=48, **size)).save_pretrained(folder)
+    model = SentenceTransformer(modules=[Transformer(str(folder)), Pooling(32, request.param)], device="cpu")
+    model.save_pretrained(str(folder / "base"), create_model_card=False)
+    return folder / "base"
+
+
+def trainer_for(base: Path, output: Path, rows, **changes):
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    model = Embedder.load(base, query_instruction=INSTRUCTION, device="cpu").model
+    settings = {"num_train_epochs": 4, "save_strategy": "no", **changes}
+    args = SentenceTransformerTrainingArguments(
+        output_dir=str(output), per_device_train_batch_size=4, learning_rate=1e-3, use_cpu=True, report_to="none",
+        disable_tqdm=True, seed=1, logging_strategy="no", **settings,
+    )  # fmt: skip
+    return retriever.build_trainer(model, args, rows, num_negatives=2, temperature=0.05)
+
+
+def test_rows_of_a_plain_file_know_the_positives_of_their_query(tmp_path):
+    path = write_rows(tmp_path / "rows.jsonl", [
+        {"query": "q", "pos": ["a"], "neg": ["n", "a"], "prompt": "ignored"},
+        {"query": "q", "pos": ["b"], "neg": ["n"]},
+        {"query": "r", "pos": ["n"], "neg": []},
+    ])  # fmt: skip
+    rows = retriever.load_rows(path)
+    keys = {
+        text: key
+        for row in rows
+        for part in ("pos", "neg")
+        for text, key in zip(row[part], row[f"{part}_keys"], strict=True)
+    }
+    assert len(set(keys.values())) == 3
+    assert rows[0]["known"] == rows[1]["known"] == sorted([keys["a"], keys["b"]])
+    pairs = retriever.load_rows(path, one_row_per_negative=True)
+    assert pairs["neg"][:] == [["n"], ["a"], ["n"]]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"pos": ["a"]}, {"query": "q", "pos": []}, {"query": "q", "pos": "a"}, {"query": "q", "pos": ["a"], "neg": [1]}],
+)
+def test_a_broken_row_is_refused_with_its_line(tmp_path, row):
+    with pytest.raises(UserError, match="line 2"):
+        retriever.load_rows(write_rows(tmp_path / "rows.jsonl", [{"query": "q", "pos": ["a"], "neg": ["b"]}, row]))
+    with pytest.raises(UserError, match="no rows"):
+        retriever.load_rows(write_rows(tmp_path / "empty.jsonl", []))
+
+
+def test_draws_differ_by_epoch_and_not_by_batch(tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(8)))
+    rows = rows.add_column("row", list(range(len(rows))))
+    columns = retriever.RowColumns(num_negatives=3, seed=5, most_known=2)
+    data = rows.with_transform(columns)
+    first = [data[i] for i in range(8)]
+    assert list(first[0]) == ["query", "positive", "negative_1", "negative_2", "negative_3", "label"]
+    together = data[[6, 2]]
+    assert {name: values[1] for name, values in together.items()} == first[2]
+    columns.epoch = 1
+    assert any(data[i] != first[i] for i in range(8))
+    columns.epoch = 0
+    assert [data[i] for i in range(8)] == first
+    for row in first:
+        assert row["label"][4:].count(-1) == 1 and row["positive"] not in (row["negative_1"], row["negative_2"])
+
+
+def test_rows_without_negatives_are_refused_where_some_are_wanted(base, tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", [*rows_of(2), {"query": "q", "pos": ["a"]}]))
+    with pytest.raises(UserError, match="1 rows have no negative"):
+        trainer_for(base, tmp_path / "out", rows)
+
+
+def test_a_trained_folder_gives_the_same_vectors_everywhere(base, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    flag = pytest.importorskip("FlagEmbedding")
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(16)))
+    trainer = trainer_for(base, tmp_path / "out", rows)
+    untrained = Embedder.load(base, query_instruction=INSTRUCTION, device="cpu")
+    before = untrained.encode_queries(rows["query"])
+    trainer.train()
+    folder = tmp_path / "saved"
+    retriever.save_model(trainer.model, folder, None, rows["query"][:4])
+
+    queries, texts = rows["query"][:], [row[0] for row in rows["pos"]]
+    ours = Embedder.load(folder, device="cpu")
+    assert (ours.query_instruction, ours.max_length, ours.pooling) == (INSTRUCTION, 48, untrained.pooling)
+    assert ours.identity != untrained.identity
+    vectors = ours.encode_queries(queries), ours.encode_documents(texts)
+    assert (vectors[0] * before).sum(axis=1).max() < 0.999  # it learnt something
+
+    plain = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    theirs = plain.encode_query(queries), plain.encode_document(texts)
+    model = flag.FlagModel(
+        str(folder),
+        pooling_method=ours.pooling,
+        query_instruction_for_retrieval=INSTRUCTION,
+        use_fp16=False,
+        devices="cpu",
+    )
+    flags = model.encode_queries(queries), model.encode_corpus(texts)
+    for other in (theirs, flags):
+        for a, b in zip(vectors, other, strict=True):
+            assert np.min((a * b).sum(axis=1)) >= 0.9999
+
+
+def test_a_resumed_run_gives_the_weights_of_an_unbroken_one(base, tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(8)))
+    whole = trainer_for(base, tmp_path / "out", rows, save_strategy="steps", save_steps=3)
+    whole.train()
+    checkpoint = tmp_path / "out" / "checkpoint-3"  # in the second of four epochs
+    assert retriever.last_checkpoint(tmp_path / "out").name == "checkpoint-8"
+    resumed = trainer_for(base, tmp_path / "again", rows)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.allclose(tensor, resumed.model.state_dict()[name], atol=1e-6), name
+
+
+def test_a_cut_checkpoint_is_passed_over(tmp_path):
+    for step, whole in ((2, True), (10, True), (11, False)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if whole:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    assert retriever.last_checkpoint(tmp_path).name == "checkpoint-10"
+    assert retriever.last_checkpoint(tmp_path / "absent") is None
+
+
+def test_a_folder_is_never_resumed_as_another_run(tmp_path):
+    retriever.start_run(tmp_path, {"seed": 1, "base": "x"})
+    retriever.start_run(tmp_path, {"seed": 1, "base": "x"})
+    with pytest.raises(UserError, match="another seed;"):
+        retriever.start_run(tmp_path, {"seed": 2, "base": "x"})
+    (tmp_path / "other" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "other" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    with pytest.raises(UserError, match="another program"):
+        retriever.start_run(tmp_path / "other", {"seed": 1})
+
+
+def test_the_evaluator_finds_positives_among_all_texts(base, tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(16)))
+    embedder = Embedder.load(base, device="cpu")
+    metrics = retriever.build_evaluator(rows)(embedder.model)
+    documents = [row[0] for row in rows["pos"]]
+    scores = embedder.encode_queries(rows["query"]) @ embedder.encode_documents(documents).T
+    recall = np.mean(scores.argmax(axis=1) == np.arange(len(rows)))
+    assert metrics["retriever_cosine_recall@1"] == pytest.approx(recall)
+
+
+def test_mixing_back_the_base_is_linear(base):
+    tuned, original = (Embedder.load(base, device="cpu").model for _ in range(2))
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(1)
+    retriever.mix_weights(tuned, original, 0.25)
+    for mixed, start in zip(tuned.parameters(), original.parameters(), strict=True):
+        assert torch.allclose(mixed, start + 0.75, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 0},
+        {"max_length": 1},
+        {"base_weight": 1.0},
+        {"num_negatives": -1},
+        {"one_row_per_negative": True},
+    ],
+)
+def test_impossible_arguments_are_refused_by_name(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong)) if "one_row" not in str(wrong) else "num_negatives is 7"):
+        RetrieverArguments(base_model="quickstart", train_file="rows.jsonl", **wrong)
