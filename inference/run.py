@@ -1,0 +1,88 @@
+"""Answer questions with one system: python inference/run.py --config configs/run.yaml.
+
+Writes traces.jsonl, one question a line, as questions are finished; run again after a stop, it goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from samrag.answering import Method, depth, looked_up, rank_documents, recorded, teacher_backend, write_traces
+from samrag.arguments import LoopArguments, RunArguments, TeacherArguments
+from samrag.config import parse, run
+from samrag.engines.base import Backend
+from samrag.engines.recorded import Store
+from samrag.errors import UserError
+from samrag.files import read_records
+from samrag.prompts import PromptStyle
+from samrag.provenance import write_run_record
+from samrag.schedule import Schedule
+from samrag.schema import Document, Question, Trace
+
+log = logging.getLogger(__name__)
+
+
+def backend(arguments: RunArguments, teacher: TeacherArguments) -> Backend:
+    """The engine's backend."""
+    root = Path(arguments.image_root)
+    if arguments.engine == "api":
+        return teacher_backend(teacher, root)
+    if arguments.model_path is None:
+        raise UserError("engine is local but model_path is not set; name the model folder, or use engine api.")
+    from samrag.engines.local import LocalBackend
+
+    return LocalBackend.load(
+        arguments.model_path,
+        adapter=arguments.adapter,
+        image_root=root,
+        batch_tokens=arguments.batch_tokens,
+        num_threads=arguments.num_threads,
+    )
+
+
+async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: TeacherArguments) -> list[Trace]:
+    """Rank, run, write."""
+    questions = read_records(Path(arguments.questions_file), Question)[: arguments.max_questions]
+    documents = read_records(Path(arguments.documents_file), Document)
+    hits = rank_documents(questions, documents, Path(arguments.index_dir), arguments.embedder, depth(loop))
+    local = arguments.engine == "local"
+    store = Store(Path(teacher.store))
+    style = PromptStyle.STUDENT if local else PromptStyle.TEACHER
+    engine = recorded(backend(arguments, teacher), store, Path(arguments.image_root), style)
+    try:
+        return await write_traces(
+            Path(arguments.output_dir),
+            {"engine": engine.identity, "rankings": [[hit.doc_id for hit in ranking] for ranking in hits]},
+            Method(arguments.method, arguments.is_rel, arguments.is_use, arguments.is_sup),
+            questions,
+            looked_up(hits, documents),
+            engine,
+            Schedule.LOCKSTEP if local else Schedule.CONCURRENT,
+            loop,
+            arguments.max_in_flight if local else teacher.concurrency,
+        )
+    finally:
+        await engine.close()
+        store.close()
+
+
+def main() -> None:
+    """Parse, answer, record."""
+    arguments, loop, teacher = groups = parse(RunArguments, LoopArguments, TeacherArguments)
+    traces = asyncio.run(answer_all(arguments, loop, teacher))
+    inputs = [Path(arguments.questions_file), Path(arguments.documents_file), Path(arguments.index_dir)]
+    write_run_record(Path(arguments.output_dir), groups, inputs, loop.seed)
+    answered = sum(bool(trace.answers) for trace in traces)
+    log.info(
+        "%s: %d questions, %d answered, %d abstained",
+        arguments.output_dir,
+        len(traces),
+        answered,
+        len(traces) - answered,
+    )
+
+
+if __name__ == "__main__":
+    run(main)

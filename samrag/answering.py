@@ -1,0 +1,161 @@
+"""Questions to traces: rank once, run the programs, write each trace as it finishes; a second run goes on there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from samrag.arguments import LoopArguments, TeacherArguments
+from samrag.calls import Program
+from samrag.engines.base import Backend, Engine
+from samrag.engines.recorded import RecordedBackend, Store
+from samrag.errors import UserError
+from samrag.files import append_record, drop_cut_line, read_json, read_records, write_json
+from samrag.programs.rag import RagOptions, rag
+from samrag.programs.sam_rag import SamRagOptions, sam_rag
+from samrag.progress import progress
+from samrag.prompts import PromptStyle
+from samrag.schedule import Schedule, run
+from samrag.schema import Document, Question, Trace, Usage
+
+if TYPE_CHECKING:
+    from samrag.engines.api import ApiBackend
+    from samrag.retrieval.index import Hit
+
+log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Method:
+    """A program with its switches."""
+
+    name: str
+    """`rag` or `sam_rag`."""
+    is_rel: bool = True
+    is_use: bool = True
+    is_sup: bool = True
+
+    def program(self, question: Question, ranking: Sequence[Document], loop: LoopArguments) -> Program[Trace]:
+        """The program for one question."""
+        if self.name == "rag":
+            return rag(question, ranking, options_of(RagOptions, loop))
+        options = options_of(SamRagOptions, loop)
+        options = dataclasses.replace(options, is_rel=self.is_rel, is_use=self.is_use, is_sup=self.is_sup)
+        return sam_rag(question, ranking, options)
+
+
+Options = TypeVar("Options", RagOptions, SamRagOptions)
+
+
+def options_of(kind: type[Options], loop: LoopArguments) -> Options:
+    """A program's options from the arguments that bear their names."""
+    given = dataclasses.asdict(loop)
+    return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given})
+
+
+def depth(loop: LoopArguments) -> int:
+    """How many ranked documents any method may look at."""
+    return max(loop.k, loop.batch_size * loop.max_batches)
+
+
+def teacher_backend(arguments: TeacherArguments, image_root: Path) -> ApiBackend:
+    """The teacher's server."""
+    from samrag.engines.api import ApiBackend
+
+    return ApiBackend(
+        arguments.teacher_model,
+        arguments.teacher_url or "https://api.openai.com/v1",
+        arguments.api_key_env,
+        image_root=image_root,
+        concurrency=arguments.concurrency,
+        timeout_s=arguments.timeout_s,
+        max_attempts=arguments.max_attempts,
+        structured_output=arguments.structured_output,
+    )
+
+
+def recorded(backend: Backend, store: Store, image_root: Path, style: PromptStyle) -> Engine:
+    """An engine whose replies are all stored."""
+    return Engine(RecordedBackend(backend, store, image_root), style)
+
+
+def rank_documents(
+    questions: Sequence[Question], documents: Sequence[Document], index_dir: Path, embedder: str, k: int
+) -> list[list[Hit]]:
+    """The k best documents of each question by an index, all questions encoded at once.
+
+    Raises:
+        UserError: the index is of another embedder or of other documents.
+    """
+    from samrag.retrieval.embedder import Embedder
+    from samrag.retrieval.index import Index, hash_documents
+
+    model = Embedder.load(embedder)
+    index = Index.load(index_dir, model)
+    if index.manifest.documents != hash_documents(documents):
+        raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
+    return index.search(model.encode_queries([question.question for question in questions]), k)
+
+
+def looked_up(rankings: Sequence[Sequence[Hit]], documents: Sequence[Document]) -> list[list[Document]]:
+    """Rankings as documents."""
+    by_id = {document.doc_id: document for document in documents}
+    return [[by_id[hit.doc_id] for hit in ranking] for ranking in rankings]
+
+
+async def write_traces(
+    folder: Path,
+    facts: Mapping[str, object],
+    method: Method,
+    questions: Sequence[Question],
+    rankings: Sequence[Sequence[Document]],
+    engine: Engine,
+    schedule: Schedule,
+    loop: LoopArguments,
+    max_in_flight: int,
+) -> list[Trace]:
+    """Answer all questions into `<folder>/traces.jsonl`; questions that already have a trace are not asked again.
+
+    Args:
+        folder: where the traces go.
+        facts: what else decides the traces; a folder with other facts is begun anew (stored calls are not paid again).
+        method: which program.
+        questions: the questions.
+        rankings: ranked documents, one list a question.
+        engine: who answers.
+        schedule: in which order calls are asked.
+        loop: the program's options.
+        max_in_flight: questions worked on at once.
+
+    Returns:
+        All traces, in the order of the questions.
+    """
+    path, done = folder / "traces.jsonl", {}
+    facts = json.loads(json.dumps({**facts, "method": dataclasses.asdict(method), "loop": dataclasses.asdict(loop)}))
+    facts_path = folder / "traces.json"
+    if facts_path.exists() and read_json(facts_path) == facts:
+        drop_cut_line(path)
+        done = (
+            {trace.question_id: trace for trace in read_records(path, Trace, allow_empty=True)} if path.exists() else {}
+        )
+    else:
+        path.unlink(missing_ok=True)
+        write_json(facts_path, facts)
+    pending = [i for i, question in enumerate(questions) if question.question_id not in done]
+    if not pending:
+        log.info("%s: all %d questions are answered: nothing to do.", folder.name, len(questions))
+    else:
+        programs = (method.program(questions[i], rankings[i], loop) for i in pending)
+        with progress(folder.name, len(questions), len(questions) - len(pending)) as advance:
+            total = Usage()
+            async for position, result in run(programs, engine, schedule, max_in_flight):
+                trace = dataclasses.replace(result.value, usage=result.usage)
+                append_record(path, trace)
+                done[questions[pending[position]].question_id] = trace
+                total += result.usage
+                advance(note=f"{total.calls:,} calls, {total.cached_calls:,} stored")
+    return [done[question.question_id] for question in questions]

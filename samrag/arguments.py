@@ -1,0 +1,304 @@
+"""Argument groups of the stage scripts: what to do, never on which hardware. Imports no model stack.
+
+The trainers' groups lie beside them (`samrag.training.*_arguments`), the report's in `samrag.report.arguments`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Literal
+
+from pydantic.dataclasses import dataclass
+
+from samrag.config import STRICT
+from samrag.programs.sam_rag import Exhausted, ImageJudgement
+
+
+@dataclass(config=STRICT)
+class MiniWorldArguments:
+    """How large a mini world to write."""
+
+    output_dir: str
+    """Folder of the world's files."""
+    train_clubs: int = 400
+    """Clubs in the train split."""
+    train_questions: int = 400
+    """Questions in the train split."""
+    dev_clubs: int = 130
+    """Clubs in the dev split."""
+    dev_questions: int = 210
+    """Questions in the dev split."""
+    test_clubs: int = 60
+    """Clubs in the test split."""
+    test_questions: int = 60
+    """Questions in the test split."""
+    seed: int = 0
+    """Seed of everything that is drawn."""
+
+
+@dataclass(config=STRICT)
+class PrepareArguments:
+    """Which questions and documents to take from a raw data set."""
+
+    data_dir: str
+    """Folder with MMQA_<split>.jsonl[.gz], MMQA_texts.jsonl[.gz] and MMQA_images.jsonl[.gz]."""
+    output_dir: str
+    """Folder for <split>/questions.jsonl and <split>/documents.jsonl."""
+    benchmark: Literal["mmqa"] = "mmqa"
+    """The raw data set's format."""
+    splits: list[str] = field(default_factory=lambda: ["train", "dev"])
+    """Splits to prepare."""
+    question_types: list[str] = field(default_factory=lambda: ["TextQ", "ImageQ"])
+    """Question types to keep (the paper's two)."""
+    corpus: Literal["selected", "split"] = "selected"
+    """Documents listed by the kept questions, or by all questions of the split."""
+    image_root: str | None = None
+    """Folder of the image files; given, every image of the corpus is opened once and must be whole."""
+    missing_texts: Literal["error", "drop"] = "error"
+    """What to do without MMQA_texts: stop, or keep images only and drop the questions that need a text."""
+
+
+@dataclass(config=STRICT)
+class TeacherArguments:
+    """The teacher G: any OpenAI-compatible server."""
+
+    store: str
+    """Call store (SQLite): every reply is kept there, and paid once."""
+    teacher_model: str = "gpt-4o"
+    """Model name on the server."""
+    teacher_url: str | None = None
+    """Base URL; none takes the client's default (or OPENAI_BASE_URL)."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key."""
+    concurrency: int = 32
+    """Calls in flight at most."""
+    timeout_s: float = 60.0
+    """Seconds a call may take."""
+    max_attempts: int = 5
+    """Attempts per call."""
+    structured_output: bool = True
+    """Ask the server to enforce the reply's JSON schema."""
+
+
+@dataclass(config=STRICT)
+class CaptionArguments:
+    """Raw captions of image documents."""
+
+    documents_files: list[str]
+    """documents.jsonl files; the captioned copy is written beside each as documents.captioned.jsonl."""
+    image_root: str
+    """Folder that image paths are relative to."""
+    temperature: float = 0.0
+    """Temperature of the captions."""
+    max_tokens: int = 300
+    """Longest caption, in tokens."""
+
+
+@dataclass(config=STRICT)
+class DistillArguments:
+    """Teacher data for the student: what to ask, and what to keep."""
+
+    questions_file: str
+    """questions.jsonl of the training split."""
+    documents_file: str
+    """documents.jsonl (captioned)."""
+    image_root: str
+    """Folder that image paths are relative to; also the root of the image paths in sft.jsonl."""
+    index_dir: str
+    """Index over the documents: negatives come from the top of its ranking."""
+    embedder: str
+    """The index's embedder."""
+    output_dir: str
+    """Folder for sft.jsonl, dropped.jsonl and data_card.md."""
+    negatives_top: int = 10
+    """Negatives are drawn from this many best-ranked non-supports (the paper: 10)."""
+    temperature: float = 1.2
+    """Teacher temperature (the paper: 1.2)."""
+    max_tokens: int = 512
+    """Longest reply, in tokens."""
+    num_samples: int = 3
+    """Draws per item until one passes (the paper: 1)."""
+    negatives_per_positive: float = 1.0
+    """Negatives per positive (the paper: 1)."""
+    min_negatives: int = 1
+    """Negatives per question at least."""
+    bridge_positives: bool = True
+    """Keep supports without the answer: is_rel True, is_sup Partial."""
+    multi_document: bool = True
+    """Also judge contexts of several documents, as inference has them."""
+    wrong_answers: int = 2
+    """Wrong answers put to the judges per question (the paper: 0)."""
+    refusals: bool = True
+    """Also keep "not stated" replies where the content lacks the answer."""
+    max_questions: int | None = None
+    """Questions to use; none is all."""
+    max_per_kind: int | None = None
+    """Rows per call kind at most; none is all."""
+    seed: int = 0
+    """Seed of every draw."""
+
+
+@dataclass(config=STRICT)
+class MineArguments:
+    """Hard negatives for the retriever."""
+
+    questions_file: str
+    """questions.jsonl of the training split."""
+    documents_file: str
+    """documents.jsonl (captioned)."""
+    index_dir: str
+    """Index over the documents."""
+    embedder: str
+    """The index's embedder."""
+    output_dir: str
+    """Folder for retriever.jsonl."""
+    num_negatives: int = 10
+    """Negatives per question (the paper: 10)."""
+    top: int = 50
+    """Drawn from this many best-ranked non-supports (the paper: 50)."""
+    relative_margin: float | None = None
+    """Drop candidates that score above this share less than the best positive, for example 0.05; none drops none."""
+    seed: int = 0
+    """Seed of the draws."""
+
+
+@dataclass(config=STRICT)
+class IndexArguments:
+    """An index over documents."""
+
+    documents_file: str
+    """documents.jsonl (captioned)."""
+    embedder: str
+    """Embedder folder, hub name, or quickstart."""
+    output_dir: str
+    """Index folder."""
+    batch_size: int = 64
+    """Texts per forward pass."""
+
+
+@dataclass(config=STRICT)
+class RetrievalArguments:
+    """Strict recall of rankers over one corpus."""
+
+    questions_file: str
+    """questions.jsonl with labels."""
+    documents_file: str
+    """documents.jsonl."""
+    output_dir: str
+    """Folder for retrieval.json and its table."""
+    rankers: list[str] = field(default_factory=lambda: ["title", "bm25"])
+    """Lexical rankers: title, bm25."""
+    indexes: list[str] = field(default_factory=list)
+    """Dense rankers: label=index folder=embedder, for example R=runs/index_r=quickstart."""
+    at: list[int] = field(default_factory=lambda: [1, 2, 5, 10])
+    """The N of recall@N."""
+
+
+@dataclass(config=STRICT)
+class LoopArguments:
+    """Options of RAG and SAM-RAG that a run may set (see `samrag.programs`)."""
+
+    k: int = 8
+    """RAG: documents in the context."""
+    batch_size: int = 7
+    """SAM-RAG: documents judged per retrieval batch."""
+    max_batches: int = 4
+    """SAM-RAG: retrieval batches per question at most."""
+    max_regenerations: int = 2
+    """SAM-RAG: answers drawn anew after is_use False, at most."""
+    regeneration_temperature: float = 0.7
+    """SAM-RAG: temperature of the redrawn answers."""
+    critique: bool = True
+    """SAM-RAG: tell the model why its last answer was refused."""
+    num_votes: int = 1
+    """SAM-RAG: self-consistency votes of an answer."""
+    is_use_content: bool = True
+    """SAM-RAG: show the context to is_use."""
+    image_judgement: ImageJudgement = ImageJudgement.MERGED
+    """SAM-RAG: merged or two_step."""
+    on_exhausted: Exhausted = Exhausted.BEST
+    """SAM-RAG: best, abstain, context or closed_book when no answer was verified."""
+    temperature: float = 0.0
+    """Temperature of first calls."""
+    max_tokens: int = 256
+    """Longest reply, in tokens."""
+    seed: int = 0
+    """Seed of sampled calls."""
+
+
+@dataclass(config=STRICT)
+class RunArguments:
+    """One method over one set of questions."""
+
+    questions_file: str
+    """questions.jsonl."""
+    documents_file: str
+    """documents.jsonl."""
+    image_root: str
+    """Folder that image paths are relative to."""
+    index_dir: str
+    """Index over the documents."""
+    embedder: str
+    """The index's embedder."""
+    output_dir: str
+    """Folder for traces.jsonl."""
+    method: Literal["rag", "sam_rag"] = "sam_rag"
+    """Program to run."""
+    is_rel: bool = True
+    """SAM-RAG: judge relevance."""
+    is_use: bool = True
+    """SAM-RAG: judge use."""
+    is_sup: bool = True
+    """SAM-RAG: judge support."""
+    engine: Literal["local", "api"] = "local"
+    """Who answers: a local model, or the server of the teacher group."""
+    model_path: str | None = None
+    """Local model: folder or hub name."""
+    adapter: str | None = None
+    """Local model: adapter folder."""
+    batch_tokens: int = 16384
+    """Local model: tokens per batch."""
+    num_threads: int | None = None
+    """Local model: CPU threads; none leaves torch's setting."""
+    max_in_flight: int = 256
+    """Questions worked on at once."""
+    max_questions: int | None = None
+    """Questions to use; none is all."""
+
+
+@dataclass(config=STRICT)
+class StudyArguments:
+    """The paper's Tables 2 to 4: methods x retrievers x models x checks, over one set of questions."""
+
+    questions_file: str
+    """questions.jsonl."""
+    documents_file: str
+    """documents.jsonl."""
+    image_root: str
+    """Folder that image paths are relative to."""
+    index_dir: str
+    """Index of R, the retriever before tuning."""
+    embedder: str
+    """R."""
+    tuned_index_dir: str
+    """Index of R*, the retriever after tuning."""
+    tuned_embedder: str
+    """R*."""
+    model_path: str
+    """M, the student before tuning."""
+    adapter: str
+    """The adapter that makes M* of M."""
+    output_dir: str
+    """Study folder."""
+    with_teacher: bool = True
+    """Also run G."""
+    teacher_is_simulated: bool = False
+    """Say in every table that G is a simulation."""
+    batch_tokens: int = 16384
+    """Local model: tokens per batch."""
+    num_threads: int | None = None
+    """Local model: CPU threads; none leaves torch's setting."""
+    max_in_flight: int = 256
+    """Questions worked on at once."""
+    max_questions: int | None = None
+    """Questions to use; none is all."""

@@ -1,0 +1,155 @@
+"""The mini world's oracle: the right reply to every call kind, with its reasoning, from the content shown. Pure.
+
+It answers from the passages, as a good teacher would, so a wrong caption leads to a wrong answer. The simulated teacher
+adds errors to it; the base model's pretraining uses its captions and answers, and nothing of its verdicts.
+
+The reasoning has one pattern, which a model of a million parameters can follow: say what is asked, go through the
+documents one by one, say what was found. A document is `yes` when it is about the club *and* bears on what is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samrag.calls import CallKind, Passage
+from samrag.miniworld.language import (
+    BRIDGE_RELATIONS,
+    IMAGE_RELATIONS,
+    VALUES,
+    Reading,
+    Relation,
+    Source,
+    describe,
+    raw_caption,
+    read_passage,
+    understand,
+)
+from samrag.miniworld.world import Emblem
+from samrag.replies import NOT_STATED
+from samrag.schema import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class OracleReply:
+    """Reasoning and response of the JSON contract; captions have no reasoning of their own."""
+
+    reasoning: str
+    response: str
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """What the content says on a question."""
+
+    lines: tuple[str, ...]
+    """One per passage: its title, whether it bears on the question, and what it says on it."""
+    num_relevant: int
+    founder: str | None
+    value: str | None
+
+
+def asked(relation: Relation, club_name: str) -> str:
+    """Say what is asked."""
+    if relation in BRIDGE_RELATIONS:
+        return f"Asked: the {relation} of the founder of the {club_name}."
+    if relation in IMAGE_RELATIONS:
+        return f"Asked: the {relation} of the emblem of the {club_name}."
+    return f"Asked: the {relation} of the {club_name}."
+
+
+def is_relevant(relation: Relation, club_name: str, reading: Reading) -> bool:
+    """Whether a passage is about the club and bears on what is asked."""
+    if relation in IMAGE_RELATIONS:
+        return reading.source is Source.EMBLEM and reading.subject == club_name
+    if reading.source is Source.FOUNDER:
+        return relation in BRIDGE_RELATIONS and reading.subject == club_name.split()[-1]
+    return reading.source is Source.CLUB and reading.subject == club_name
+
+
+def judged_line(title: str, reading: Reading, relevant: bool, relation: Relation) -> str:
+    """A passage's line in the reasoning; a founder's line names the club as the founder's text does."""
+    about = f"{title}, the {reading.subject}" if reading.source is Source.FOUNDER else title
+    if not relevant:
+        return f"{about}: no."
+    fact = "founder" if reading.source is Source.CLUB and relation in BRIDGE_RELATIONS else str(relation)
+    found = f", the {fact} is {reading.facts[fact]}" if fact in reading.facts else ""
+    return f"{about}: yes{found}."
+
+
+def inspect(relation: Relation, club_name: str, passages: Sequence[Passage]) -> Inspection:
+    """Go through the passages and gather what they say on the question."""
+    lines, founder, value, num_relevant = [], None, None, 0
+    for passage in passages:
+        reading = read_passage(passage.title, passage.text)
+        relevant = is_relevant(relation, club_name, reading)
+        lines.append(judged_line(passage.title, reading, relevant, relation))
+        if relevant:
+            num_relevant += 1
+            value = reading.facts.get(relation, value)
+            if reading.source is Source.CLUB:
+                founder = reading.facts.get("founder", founder)
+    return Inspection(tuple(lines), num_relevant, founder, value)
+
+
+def support(relation: Relation, seen: Inspection, answer: str) -> Verdict:
+    """is_sup: True when every link is there and the value is the answer; Partial when a link is missing."""
+    if not seen.num_relevant or (seen.value is not None and seen.value != answer):
+        return Verdict.FALSE
+    complete = seen.value is not None and (relation not in BRIDGE_RELATIONS or seen.founder is not None)
+    return Verdict.TRUE if complete else Verdict.PARTIAL
+
+
+def usefulness(relation: Relation, seen: Inspection, answer: str) -> Verdict:
+    """is_use: the answer has the form that is asked for, and nothing in the content speaks against it."""
+    fits = answer in VALUES[relation] and seen.num_relevant > 0 and seen.value in (None, answer)
+    return Verdict.TRUE if fits else Verdict.FALSE
+
+
+def sort_of(relation: Relation, answer: str) -> str:
+    """What sort of thing an answer is; the asked sort where several fit (a town is a home too)."""
+    sorts = [relation, *Relation]
+    return next((str(sort) for sort in sorts if answer in VALUES[sort]), "sentence" if " " in answer else "word")
+
+
+def reply(
+    kind: CallKind,
+    question: str,
+    passages: Sequence[Passage] = (),
+    title: str = "",
+    emblem: Emblem | None = None,
+    answer: str = "",
+) -> OracleReply:
+    """The right reply to a call.
+
+    Args:
+        kind: what is asked.
+        question: a question of this world; one from elsewhere is answered with "not stated" or False.
+        passages: the content shown.
+        title: title of the image shown.
+        emblem: what the image shows; None: it could not be seen.
+        answer: the answer under judgement.
+    """
+    if kind is CallKind.CAPTION_RAW:
+        return OracleReply("", raw_caption(emblem) if emblem else "A picture.")
+    if kind is CallKind.CAPTION_QUERY:
+        return OracleReply("", describe(emblem) if emblem else "A picture.")
+    understood = understand(question)
+    if understood is None:
+        return OracleReply("The question is unclear.", NOT_STATED if kind is CallKind.ANSWER else Verdict.FALSE)
+    relation, club_name = understood
+    if kind is CallKind.IS_REL_IMAGE:
+        shown = describe(emblem) if emblem else "A picture."
+        reading = read_passage(title, shown)
+        relevant = is_relevant(relation, club_name, reading)
+        reasoning = [shown, asked(relation, club_name), judged_line(title, reading, relevant, relation)]
+        return OracleReply(" ".join(reasoning), Verdict.TRUE if relevant else Verdict.FALSE)
+    seen = inspect(relation, club_name, passages)
+    thoughts = [asked(relation, club_name), *seen.lines]
+    if kind is CallKind.IS_REL_TEXT:
+        return OracleReply(" ".join(thoughts), Verdict.TRUE if seen.num_relevant else Verdict.FALSE)
+    if kind is CallKind.ANSWER:
+        return OracleReply(" ".join(thoughts), seen.value or NOT_STATED)
+    thoughts.append(f"The answer is {answer}, a {sort_of(relation, answer)}.")
+    judge = support if kind is CallKind.IS_SUP else usefulness
+    return OracleReply(" ".join(thoughts), judge(relation, seen, answer))

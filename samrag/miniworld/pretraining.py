@@ -1,0 +1,171 @@
+"""Examples that teach the tiny LLaVA what any general VLM can do: caption, read, answer, "not stated", repeat. Pure.
+
+No verdicts: judging relevance, use and support is what the adapter learns from the teacher. Facts are drawn anew for
+each example, so nothing can be learnt by heart; names come from the pretraining pool only.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samrag.calls import Call, CallKind, Passage
+from samrag.miniworld.language import (
+    BRIDGE_RELATIONS,
+    EMBLEM,
+    IMAGE_RELATIONS,
+    TEXT_RELATIONS,
+    Relation,
+    ask,
+    club_text,
+    describe,
+    founder_text,
+)
+from samrag.miniworld.oracle import asked, judged_line, read_passage, reply
+from samrag.miniworld.world import (
+    ANIMALS,
+    COLOURS,
+    COUNTS,
+    FIRST_NAMES,
+    JOBS,
+    LAST_NAMES,
+    PLACES,
+    SHAPES,
+    SPORTS,
+    TOWNS,
+    YEARS,
+    Club,
+    Emblem,
+    Founder,
+    Split,
+    draw_emblem_facts,
+    name_pool,
+)
+from samrag.prompts import PromptStyle, render
+from samrag.replies import write
+
+_WORDS = (
+    *COLOURS, *COUNTS, *JOBS, *SHAPES, *SPORTS, *TOWNS, *YEARS, *Relation,
+    "True", "False", "Partial", "yes", "no", "document", "question", "answer", "founder", "club",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One pretraining example."""
+
+    task: str
+    prompt: str
+    target: str
+    emblem: Emblem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names an example may use."""
+
+    clubs: Sequence[str]
+    people: Sequence[str]
+
+    @classmethod
+    def of(cls, split: Split) -> Names:
+        """All names of a split's pool."""
+        return cls(name_pool(split, PLACES, ANIMALS), name_pool(split, FIRST_NAMES, LAST_NAMES))
+
+
+def _club(rng: random.Random, names: Names, name: str) -> Club:
+    founder = Founder(rng.choice(names.people), rng.choice(JOBS), rng.choice(TOWNS))
+    return Club(name, rng.choice(SPORTS), rng.choice(TOWNS), rng.choice(YEARS), founder, True, draw_emblem_facts(rng))
+
+
+def _lookalike(rng: random.Random, names: Names, name: str) -> str:
+    """Another club's name: three times in four it shares a word."""
+    place, animal = name.split()
+    position = rng.choice((0, 0, 1, 1, None))
+    word = {0: place, 1: animal}.get(position)  # type: ignore[arg-type]
+    for _ in range(40):
+        other = rng.choice(names.clubs)
+        if other != name and (word is None or word in other.split()):
+            return other
+    return rng.choice([n for n in names.clubs if n != name])
+
+
+def _passage(rng: random.Random, club: Club, source: str, relation: Relation, wanted: str) -> Passage:
+    if source == "club":
+        return Passage(club.name, club_text(club))
+    if source == "founder":
+        return Passage(club.founder.name, founder_text(club))
+    title, text = club.name + EMBLEM, describe(club.emblem)
+    if rng.random() < 0.4:  # as a merged relevance judgement leaves it in the context
+        relevant = relation in IMAGE_RELATIONS and club.name == wanted
+        line = judged_line(title, read_passage(title, text), relevant, relation)
+        text = f"{text} {asked(relation, wanted)} {line}"
+    return Passage(title, text)
+
+
+def _answer_example(rng: random.Random, names: Names, max_passages: int) -> Example:
+    relations = rng.choice((TEXT_RELATIONS, BRIDGE_RELATIONS, IMAGE_RELATIONS))
+    relation = rng.choice(relations)
+    club = _club(rng, names, rng.choice(names.clubs))
+    needed = {TEXT_RELATIONS: ["club"], BRIDGE_RELATIONS: ["club", "founder"], IMAGE_RELATIONS: ["emblem"]}[relations]
+    shown = [s for s in needed if rng.random() < 0.8]
+    passages = [_passage(rng, club, source, relation, club.name) for source in shown]
+    num_passages = max(len(passages), 1, rng.choices((1, 2, 3, 4), (50, 27, 14, 9))[0])
+    unneeded = [s for s in ("club", "founder", "emblem") if s not in needed]
+    while len(passages) < min(num_passages, max_passages):
+        if rng.random() < 0.15:
+            passages.append(_passage(rng, club, rng.choice(unneeded), relation, club.name))
+            continue
+        other = _club(rng, names, _lookalike(rng, names, club.name))
+        source = rng.choice(("club", "club", "founder", "emblem", "emblem", needed[-1]))
+        if source == "founder" and other.short_name == club.short_name:
+            source = "club"
+        passages.append(_passage(rng, other, source, relation, club.name))
+    rng.shuffle(passages)
+    call = Call(CallKind.ANSWER, ask(relation, club.name, rng.randrange(2)), tuple(passages))
+    right = reply(call.kind, call.question, call.passages)
+    return Example(
+        "answer", render(call, PromptStyle.STUDENT).message().content, write(right.reasoning, right.response)
+    )
+
+
+def _caption_example(rng: random.Random, names: Names, kind: CallKind) -> Example:
+    name = rng.choice(names.clubs)
+    emblem = draw_emblem_facts(rng)
+    question = ""
+    if kind is CallKind.CAPTION_QUERY:
+        wanted = name if rng.random() < 0.6 else _lookalike(rng, names, name)
+        question = ask(rng.choice(list(Relation)), wanted, rng.randrange(2))
+    call = Call(kind, question, title=name + EMBLEM, image="emblem.png")
+    right = reply(kind, question, title=call.title, emblem=emblem)
+    return Example(
+        kind, render(call, PromptStyle.STUDENT).message().content, write(right.reasoning, right.response), emblem
+    )
+
+
+def _repeat_example(rng: random.Random, names: Names) -> Example:
+    items = [
+        rng.choice(names.clubs)
+        if rng.random() < 0.4
+        else rng.choice(names.people)
+        if rng.random() < 0.3
+        else rng.choice(_WORDS)
+        for _ in range(rng.randint(1, 6))
+    ]
+    text = " ".join(items)
+    return Example(
+        "repeat", f'Repeat the text. Reply in JSON with "Response".\n<document>\n{text}\n</document>', write("", text)
+    )
+
+
+def draw_example(rng: random.Random, names: Names, max_passages: int = 4) -> Example:
+    """Draw one example: mostly questions over given content, then captions, then plain repeating."""
+    task = rng.random()
+    if task < 0.62:
+        return _answer_example(rng, names, max_passages)
+    if task < 0.88:
+        return _caption_example(rng, names, CallKind.CAPTION_QUERY)
+    if task < 0.9:
+        return _caption_example(rng, names, CallKind.CAPTION_RAW)
+    return _repeat_example(rng, names)

@@ -1,0 +1,172 @@
+"""Build and pretrain the tiny LLaVA of the mini world.
+
+    python scripts/build_tiny_llava.py --output_dir samrag/miniworld/tiny_llava_base
+
+Pretraining is captioning, answering from given content, and repeating; no verdicts. The result is shipped with samrag;
+running this again is only needed after a change of the mini world's language or of the student prompts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samrag.miniworld import tiny_llava
+from samrag.miniworld.drawing import draw
+from samrag.miniworld.pretraining import Example, Names, draw_example
+from samrag.miniworld.world import Split
+
+
+class Batches:
+    """Batches of equal size whose examples have similar lengths."""
+
+    def __init__(self, processor: Any, names: Names, batch_size: int, seed: int) -> None:
+        self.processor, self.names, self.batch_size = processor, names, batch_size
+        self.rng = random.Random(seed)
+        self.max_passages = 1
+
+    def encode(self, example: Example) -> tuple[list[int], int, torch.Tensor | None]:
+        """Token ids, where the target begins, and pixel values[3, H, W]."""
+        tokenizer = self.processor.tokenizer
+        prompt = example.prompt.replace("<image>", "<image>" * 16)
+        head = tokenizer(f"<s>USER: {prompt}\nASSISTANT:", add_special_tokens=False)["input_ids"]
+        tail = tokenizer(f" {example.target}</s>", add_special_tokens=False)["input_ids"]
+        pixels = None
+        if example.emblem is not None:
+            pixels = self.processor.image_processor(draw(example.emblem), return_tensors="pt")["pixel_values"][0]
+        return head + tail, len(head), pixels
+
+    def collate(self, rows: list[tuple[list[int], int, torch.Tensor | None]]) -> dict[str, torch.Tensor]:
+        """Pad on the right; labels on targets alone."""
+        width = max(len(ids) for ids, _, _ in rows)
+        pad = self.processor.tokenizer.pad_token_id
+        input_ids = torch.tensor([ids + [pad] * (width - len(ids)) for ids, _, _ in rows])
+        labels = torch.full_like(input_ids, -100)
+        for i, (ids, start, _) in enumerate(rows):
+            labels[i, start : len(ids)] = input_ids[i, start : len(ids)]
+        batch = {"input_ids": input_ids, "attention_mask": (input_ids != pad).long(), "labels": labels}
+        images = [pixels for _, _, pixels in rows if pixels is not None]
+        if images:
+            batch["pixel_values"] = torch.stack(images)
+        return batch
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        while True:
+            rows = [
+                self.encode(draw_example(self.rng, self.names, self.max_passages)) for _ in range(8 * self.batch_size)
+            ]
+            rows.sort(key=lambda row: len(row[0]))
+            chunks = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
+            self.rng.shuffle(chunks)
+            yield from map(self.collate, chunks)
+
+
+def forward(model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss[N], hits[N] and row[N] over the N label tokens; logits are computed there only."""
+    labels = batch["labels"][:, 1:]
+    inputs = {k: v for k, v in batch.items() if k != "labels"}
+    hidden = model.model(**inputs).last_hidden_state[:, :-1]
+    rows, columns = (labels != -100).nonzero(as_tuple=True)
+    logits = model.lm_head(hidden[rows, columns])
+    wanted = labels[rows, columns]
+    return torch.nn.functional.cross_entropy(logits, wanted, reduction="none"), logits.argmax(-1) == wanted, rows
+
+
+@torch.no_grad()
+def exact_match(model: Any, batches: Batches, examples: list[Example]) -> dict[str, float]:
+    """Share of unseen-name examples whose whole greedy reply is right, by task."""
+    model.eval()
+    right: dict[str, list[bool]] = defaultdict(list)
+    for i in range(0, len(examples), 50):
+        part = examples[i : i + 50]
+        _, hits, rows = forward(model, batches.collate([batches.encode(e) for e in part]))
+        wrong = set(rows[~hits].tolist())
+        for j, example in enumerate(part):
+            right[example.task].append(j not in wrong)
+    model.train()
+    return {task: round(sum(values) / len(values), 3) for task, values in sorted(right.items())}
+
+
+def main() -> None:
+    """Build the tokenizer, pretrain, save."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--num_steps", type=int, default=4000)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--num_layers", type=int, default=4)
+    parser.add_argument("--num_threads", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--log_every", type=int, default=100)
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.num_threads)
+    tokenizer = tiny_llava.build_tokenizer(seed=args.seed)
+    processor = tiny_llava.build_processor(tokenizer)
+    model = tiny_llava.build_model(tokenizer, args.hidden, args.num_layers, args.seed)
+    size = sum(p.numel() for p in model.parameters())
+    print(f"{size:,} parameters, {len(tokenizer)} tokens", flush=True)
+
+    batches = Batches(processor, Names.of(Split.PRETRAIN), args.batch_size, args.seed)
+    rng = random.Random(args.seed + 1)
+    held_out = [draw_example(rng, Names.of(Split.DEV)) for _ in range(600)]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    warmup = min(200, args.num_steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda s: (
+            min(1.0, (s + 1) / warmup) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, s / args.num_steps))))
+        ),
+    )
+    start, tokens = time.time(), 0
+    losses: list[float] = []
+    history: list[dict[str, Any]] = []
+    for step, batch in enumerate(batches, 1):
+        batches.max_passages = 1 + 4 * step // args.num_steps  # one document first, then up to four
+        loss = forward(model, batch)[0].mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        tokens += int(batch["attention_mask"].sum())
+        if step % args.log_every == 0 or step == args.num_steps:
+            seconds = time.time() - start
+            record: dict[str, Any] = {
+                "step": step,
+                "loss": round(sum(losses) / len(losses), 4),
+                "seconds": round(seconds),
+            }
+            record["tokens_per_s"] = round(tokens / seconds)
+            if step % (5 * args.log_every) == 0 or step == args.num_steps:
+                record["exact"] = exact_match(model, batches, held_out)
+                save(model, processor, args.output_dir, [*history, record])
+            losses.clear()
+            history.append(record)
+            print(json.dumps(record), flush=True)
+        if step == args.num_steps:
+            break
+
+
+def save(model: Any, processor: Any, folder: Path, history: list[dict[str, Any]]) -> None:
+    """Save weights as float16: half the size, and far below what the pretraining noise leaves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: value.to(torch.float16) for name, value in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=state)
+    processor.save_pretrained(folder)
+    (folder / "pretraining.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
