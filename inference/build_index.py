@@ -1,4 +1,4 @@
-"""Build an index: python inference/build_index.py --config configs/quickstart/index.yaml."""
+"""Build an index: python inference/build_index.py --config configs/quickstart/build_index.yaml."""
 
 from __future__ import annotations
 

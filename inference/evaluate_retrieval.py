@@ -1,4 +1,4 @@
-"""Strict recall of rankers: python inference/evaluate_retrieval.py --config configs/retrieval.yaml.
+"""Strict recall of rankers: python inference/evaluate_retrieval.py --config configs/evaluate_retrieval.yaml.
 
 recall@N is 1 when all supports are within the top N (SAM-RAG, equation 2). Writes retrieval.json and retrieval.md.
 """

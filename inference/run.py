@@ -9,37 +9,16 @@ import asyncio
 import logging
 from pathlib import Path
 
-from samrag.answering import Method, depth, looked_up, rank_documents, recorded, teacher_backend, write_traces
+from samrag.answering import Method, depth, looked_up, rank_documents, write_traces
 from samrag.arguments import LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
-from samrag.engines.base import Backend
-from samrag.engines.recorded import Store
-from samrag.errors import UserError
 from samrag.files import read_records
-from samrag.prompts import PromptStyle
+from samrag.loading import load_engine
 from samrag.provenance import write_run_record
 from samrag.schedule import Schedule
 from samrag.schema import Document, Question, Trace
 
 log = logging.getLogger(__name__)
-
-
-def backend(arguments: RunArguments, teacher: TeacherArguments) -> Backend:
-    """The engine's backend."""
-    root = Path(arguments.image_root)
-    if arguments.engine == "api":
-        return teacher_backend(teacher, root)
-    if arguments.model_path is None:
-        raise UserError("engine is local but model_path is not set; name the model folder, or use engine api.")
-    from samrag.engines.local import LocalBackend
-
-    return LocalBackend.load(
-        arguments.model_path,
-        adapter=arguments.adapter,
-        image_root=root,
-        batch_tokens=arguments.batch_tokens,
-        num_threads=arguments.num_threads,
-    )
 
 
 async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: TeacherArguments) -> list[Trace]:
@@ -48,10 +27,7 @@ async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: Teac
     documents = read_records(Path(arguments.documents_file), Document)
     hits = rank_documents(questions, documents, Path(arguments.index_dir), arguments.embedder, depth(loop))
     local = arguments.engine == "local"
-    store = Store(Path(teacher.store))
-    style = PromptStyle.STUDENT if local else PromptStyle.TEACHER
-    engine = recorded(backend(arguments, teacher), store, Path(arguments.image_root), style)
-    try:
+    async with load_engine(arguments, teacher) as engine:
         return await write_traces(
             Path(arguments.output_dir),
             {"engine": engine.identity, "rankings": [[hit.doc_id for hit in ranking] for ranking in hits]},
@@ -63,9 +39,6 @@ async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: Teac
             loop,
             arguments.max_in_flight if local else teacher.concurrency,
         )
-    finally:
-        await engine.close()
-        store.close()
 
 
 def main() -> None:

@@ -20,11 +20,11 @@ class MiniWorldArguments:
 
     output_dir: str
     """Folder of the world's files."""
-    train_clubs: int = 400
+    train_clubs: int = 230
     """Clubs in the train split."""
-    train_questions: int = 400
+    train_questions: int = 200
     """Questions in the train split."""
-    dev_clubs: int = 130
+    dev_clubs: int = 120
     """Clubs in the dev split."""
     dev_questions: int = 210
     """Questions in the dev split."""
@@ -212,6 +212,8 @@ class LoopArguments:
     """SAM-RAG: tell the model why its last answer was refused."""
     num_votes: int = 1
     """SAM-RAG: self-consistency votes of an answer."""
+    vote_temperature: float = 0.7
+    """SAM-RAG: temperature of the votes."""
     is_use_content: bool = True
     """SAM-RAG: show the context to is_use."""
     image_judgement: ImageJudgement = ImageJudgement.MERGED
@@ -302,3 +304,11 @@ class StudyArguments:
     """Questions worked on at once."""
     max_questions: int | None = None
     """Questions to use; none is all."""
+
+
+@dataclass(config=STRICT)
+class AnswerArguments:
+    """One question."""
+
+    question: str
+    """The question to answer."""

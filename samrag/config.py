@@ -22,8 +22,8 @@ def parse(*groups: type, args: list[str] | None = None) -> tuple[Any, ...]:
     Flags override YAML keys. Nobody else touches the command line.
 
     Raises:
-        UserError: the YAML file is missing or broken, has an unknown key, or a value of the wrong type.
-        SystemExit: argparse's own exit, for `--help` and unknown flags.
+        UserError: the YAML file is missing or broken; an unknown key or flag, or a value of the wrong type.
+        SystemExit: argparse's own exit, for `--help`.
     """
     import yaml
     from trl import TrlParser

@@ -8,6 +8,8 @@ else: no evaluation, no guess from a stray "true", no default verdict.
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 from samrag.calls import JUDGEMENTS, Answer, CallKind, Caption, Failure, FailureReason, Judgement, Reply
@@ -16,7 +18,12 @@ from samrag.schema import Verdict
 NOT_STATED = "not stated"
 """The response by which a model says that the content does not hold the answer."""
 
-_JSON = json.JSONDecoder()
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON value")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def reply_schema(kind: CallKind) -> dict[str, Any]:
@@ -33,24 +40,25 @@ def reply_schema(kind: CallKind) -> dict[str, Any]:
 
 
 def extract_object(text: str) -> dict[str, Any] | None:
-    """The first whole JSON object in a text, or None. Braces inside strings are just text."""
-    start = text.find("{")
-    while start >= 0:
-        try:
-            value, _ = _JSON.raw_decode(text, start)
-        except (json.JSONDecodeError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            return value
-        start = text.find("{", start + 1)
-    return None
+    """The first JSON object in a text, or None when it is broken. Braces inside strings are just text.
+
+    Only text before the first `{"` is passed over: what stands inside a broken object is never read as the reply.
+    """
+    start = re.search(r'\{\s*"', text)
+    if start is None:
+        return None
+    try:
+        value, _ = _JSON.raw_decode(text, start.start())
+    except (ValueError, RecursionError):  # ValueError: not JSON, or a number of more than 4,300 digits
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _string(value: Any) -> str | None:
     if isinstance(value, bool):
         return "True" if value else "False"
     if isinstance(value, (int, float)):
-        return str(value)
+        return str(value) if math.isfinite(value) else None
     return value.strip() if isinstance(value, str) else None
 
 
@@ -73,6 +81,10 @@ def parse(kind: CallKind, text: str) -> Reply:
     found = extract_object(text)
     if found is None:
         return Failure(FailureReason.INVALID_REPLY, f"no JSON object in {text[:200]!r}")
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return Failure(FailureReason.INVALID_REPLY, "a lone surrogate, which is no text")
     if "Response" not in found:
         return Failure(FailureReason.INVALID_REPLY, f'no "Response" among the keys {sorted(found)[:5]}')
     response, reasoning = found["Response"], found.get("Reasoning", "")

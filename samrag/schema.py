@@ -31,7 +31,7 @@ class ExitReason(StrEnum):
     ANSWERED = "answered"  # no verification was asked for, or the last one asked for passed
     VERIFIED = "verified"  # is_sup was True
     BEST_EFFORT = "best_effort"  # documents ran out; the best partly supported draft is returned
-    UNVERIFIED = "unverified"  # documents ran out; an answer from the context, or without any, is returned on request
+    UNVERIFIED = "unverified"  # returned although no check passed: is_use kept refusing, or on request at the end
     NO_EVIDENCE = "no_evidence"  # documents ran out and nothing in them supports an answer: abstained
     NO_DOCUMENTS = "no_documents"  # the ranking was empty
     ENGINE_FAILURE = "engine_failure"  # the model gave no usable reply where one was needed
@@ -177,7 +177,7 @@ class SftRow:
 
     messages: tuple[ChatMessage, ...]
     images: tuple[str, ...]
-    """Paths relative to the folder of the SFT file."""
+    """Paths relative to the image root (by default the folder of the SFT file)."""
     kind: str
     label: str
     """The target's verdict, or `answer`, `abstain`, `caption`."""

@@ -2,8 +2,9 @@
 
     python scripts/build_tiny_llava.py --output_dir samrag/miniworld/tiny_llava_base
 
-Pretraining is captioning, answering from given content, and repeating; no verdicts. The result is shipped with samrag;
-running this again is only needed after a change of the mini world's language or of the student prompts.
+Two stages, as with the real LLaVA: first the vision tower alone, on emblems with labels; then, with the tower frozen,
+projector and language model on captioning, answering from given content, and repeating. No verdicts. The result is
+shipped with samrag; running this again is only needed after a change of the mini world or of the student prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,52 @@ import torch
 from samrag.miniworld import tiny_llava
 from samrag.miniworld.drawing import draw
 from samrag.miniworld.pretraining import Example, Names, draw_example
-from samrag.miniworld.world import Split
+from samrag.miniworld.world import COLOURS, COUNTS, SHAPES, Split, draw_emblem_facts
+
+VISION_LABELS = {"background": COLOURS, "colour": COLOURS, "shape": SHAPES, "count": COUNTS}
+
+
+def pretrain_vision(model: Any, processor: Any, num_steps: int, seed: int, num_images: int = 16000) -> dict[str, float]:
+    """Train the vision tower so that every patch tells the whole emblem; returns accuracy on images held out.
+
+    Linear heads read the layer that LLaVA reads, features[B, patches, D], and are thrown away afterwards.
+    """
+    rng = random.Random(f"vision:{seed}")
+    emblems = [draw_emblem_facts(rng) for _ in range(num_images)]
+    pixels = torch.cat(
+        [
+            processor.image_processor([draw(e) for e in emblems[i : i + 500]], return_tensors="pt")["pixel_values"]
+            for i in range(0, num_images, 500)
+        ]
+    )
+    labels = torch.tensor([[values.index(getattr(e, k)) for k, values in VISION_LABELS.items()] for e in emblems])
+    tower = model.model.vision_tower
+    heads = torch.nn.ModuleList(
+        [torch.nn.Linear(tower.config.hidden_size, len(values)) for values in VISION_LABELS.values()]
+    )
+    optimizer = torch.optim.AdamW([*tower.parameters(), *heads.parameters()], lr=2e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, num_steps)
+    generator = torch.Generator().manual_seed(seed)
+    num_train = num_images - 1000
+    for _ in range(num_steps):
+        drawn = torch.randint(0, num_train, (128,), generator=generator)
+        features = tower(pixel_values=pixels[drawn], output_hidden_states=True).hidden_states[-1][:, 1:]
+        losses = [
+            torch.nn.functional.cross_entropy(
+                head(features).flatten(0, 1), labels[drawn, k].repeat_interleave(features.shape[1])
+            )
+            for k, head in enumerate(heads)
+        ]
+        loss = sum(losses, start=torch.zeros(()))
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        features = tower(pixel_values=pixels[num_train:], output_hidden_states=True).hidden_states[-1][:, 1:]
+        right = [head(features).mean(1).argmax(-1) == labels[num_train:, k] for k, head in enumerate(heads)]
+    tower.requires_grad_(False)
+    return {name: round(hits.float().mean().item(), 3) for name, hits in zip(VISION_LABELS, right, strict=True)}
 
 
 class Batches:
@@ -100,9 +146,10 @@ def main() -> None:
     """Build the tokenizer, pretrain, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--num_steps", type=int, default=4000)
-    parser.add_argument("--batch_size", type=int, default=64)
-    parser.add_argument("--learning_rate", type=float, default=2e-3)
+    parser.add_argument("--num_vision_steps", type=int, default=1500)
+    parser.add_argument("--num_steps", type=int, default=4500)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--learning_rate", type=float, default=2.5e-3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--num_layers", type=int, default=4)
     parser.add_argument("--num_threads", type=int, default=2)
@@ -117,10 +164,13 @@ def main() -> None:
     size = sum(p.numel() for p in model.parameters())
     print(f"{size:,} parameters, {len(tokenizer)} tokens", flush=True)
 
+    vision = pretrain_vision(model, processor, args.num_vision_steps, args.seed)
+    print(json.dumps({"vision_accuracy": vision}), flush=True)
     batches = Batches(processor, Names.of(Split.PRETRAIN), args.batch_size, args.seed)
     rng = random.Random(args.seed + 1)
     held_out = [draw_example(rng, Names.of(Split.DEV)) for _ in range(600)]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=args.learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
     warmup = min(200, args.num_steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
@@ -130,12 +180,12 @@ def main() -> None:
     )
     start, tokens = time.time(), 0
     losses: list[float] = []
-    history: list[dict[str, Any]] = []
+    history: list[dict[str, Any]] = [{"vision_accuracy": vision}]
     for step, batch in enumerate(batches, 1):
         batches.max_passages = 1 + 4 * step // args.num_steps  # one document first, then up to four
         loss = forward(model, batch)[0].mean()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()

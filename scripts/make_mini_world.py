@@ -1,4 +1,4 @@
-"""Write a mini world: python scripts/make_mini_world.py --config configs/quickstart/mini_world.yaml."""
+"""Write a mini world: python scripts/make_mini_world.py --config configs/quickstart/make_mini_world.yaml."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ started=$SECONDS
 step() { printf '\n[%3d s] %s\n' "$((SECONDS - started))" "$1"; }
 
 step "mini world"
-$python scripts/make_mini_world.py --config $configs/mini_world.yaml
+$python scripts/make_mini_world.py --config $configs/make_mini_world.yaml
 $python data_gen/prepare.py --config $configs/prepare.yaml
 
 step "simulated teacher on port $port (a simulation: it knows the world, and errs in 15 % of its replies)"
@@ -34,7 +34,7 @@ done
 
 step "raw captions, index of the training documents"
 $python data_gen/caption.py --config $configs/caption.yaml "${teacher[@]}"
-$python inference/build_index.py --config $configs/index.yaml \
+$python inference/build_index.py --config $configs/build_index.yaml \
     --documents_file $runs/data/train/documents.captioned.jsonl --output_dir $runs/index_train
 
 step "teacher data and hard negatives"
@@ -48,10 +48,10 @@ step "retriever R -> R*"
 .venv/bin/accelerate launch --cpu train/retriever.py --config $configs/retriever.yaml
 
 step "indexes of the dev documents, and recall"
-$python inference/build_index.py --config $configs/index.yaml
-$python inference/build_index.py --config $configs/index.yaml \
+$python inference/build_index.py --config $configs/build_index.yaml
+$python inference/build_index.py --config $configs/build_index.yaml \
     --embedder $runs/retriever --output_dir $runs/index_dev_tuned
-$python inference/evaluate_retrieval.py --config $configs/retrieval.yaml
+$python inference/evaluate_retrieval.py --config $configs/evaluate_retrieval.yaml
 
 step "RAG and SAM-RAG, every pair of retriever and model"
 $python inference/study.py --config $configs/study.yaml "${teacher[@]}"

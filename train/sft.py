@@ -28,7 +28,7 @@ def train(arguments: SftArguments, training: SFTConfig) -> None:
     import torch
     from transformers import set_seed
 
-    from samrag.training import sft
+    from samrag.training import sft, student
     from samrag.training.collator import PixelCache
 
     folder, train_file = Path(training.output_dir), Path(arguments.train_file)
@@ -43,23 +43,26 @@ def train(arguments: SftArguments, training: SFTConfig) -> None:
     rows = sft.load_rows(train_file)
     eval_files = [Path(arguments.eval_file)] if arguments.eval_file else []
     eval_rows = [row for path in eval_files for row in sft.spread(sft.load_rows(path), arguments.eval_rows)]
-    base = sft.model_folder(arguments.model_path)
+    base = student.model_folder(arguments.model_path)
     requested = copy.deepcopy(training)  # the trainer changes its own
     inputs = [train_file, *eval_files, base]
     if is_finished(folder, [arguments, requested], inputs):
         return
-    fingerprint = sft.model_fingerprint(base)
+    fingerprint = student.model_fingerprint(base)
     facts = sft.run_facts(arguments, requested, fingerprint)
     checkpoint = sft.resumable(folder, facts, write=training.process_index == 0)
     setup(training.report_to, folder)
 
-    model, processor = sft.load_model_and_processor(arguments.model_path, "bfloat16" if training.bf16 else "float32")
+    model, processor = student.load_model_and_processor(
+        arguments.model_path, "bfloat16" if training.bf16 else "float32"
+    )
     pixels = PixelCache(processor.image_processor, arguments.image_cache_mb << 20)
     limits = {"max_prompt_tokens": arguments.max_prompt_tokens, "max_tokens": training.max_length}
-    checked = sft.preflight(rows, train_file.parent, processor, model, pixels, **limits)
+    image_root = Path(arguments.image_root) if arguments.image_root else None
+    checked = sft.preflight(rows, image_root or train_file.parent, processor, model, pixels, **limits)
     held_out = None
     for path in eval_files:
-        held_out = sft.preflight(eval_rows, path.parent, processor, model, pixels, **limits)
+        held_out = sft.preflight(eval_rows, image_root or path.parent, processor, model, pixels, **limits)
 
     trainer = sft.build_trainer(model, processor, training, arguments, pixels, checked, held_out)
     if checkpoint is not None:
@@ -69,7 +72,7 @@ def train(arguments: SftArguments, training: SFTConfig) -> None:
     if held_out is not None:
         trainer.evaluate()
 
-    sft.save(trainer, processor, folder, checked, fingerprint)
+    student.save(trainer, processor, folder, checked.summary(), fingerprint)
     if trainer.is_world_process_zero():
         write_run_record(folder, [arguments, requested], inputs, training.seed)
     trainer.accelerator.wait_for_everyone()

@@ -9,6 +9,7 @@ from PIL import Image
 
 from samrag.errors import UserError
 from samrag.files import within
+from samrag.images import IMAGE_ERRORS
 from samrag.progress import progress
 from samrag.schema import Document, Question
 
@@ -54,7 +55,7 @@ def check_images(documents: Sequence[Document], root: Path) -> None:
             try:
                 with Image.open(path) as image:
                     image.verify()
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            except IMAGE_ERRORS as error:
                 bad.append(f"{path} ({'missing' if not path.exists() else f'corrupt: {error}'})")
             advance()
     if bad:

@@ -21,38 +21,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from samrag.calls import Failure, FailureReason
 from samrag.engines.base import RawReply, Request
 from samrag.errors import UserError
 from samrag.files import within
+from samrag.images import IMAGE_ERRORS, read_image
 from samrag.replies import reply_schema
 
 if TYPE_CHECKING:
     import openai
 
-IMAGE_ERRORS = (OSError, UnidentifiedImageError, Image.DecompressionBombError, SyntaxError, ValueError)
-"""What Pillow raises on a missing, broken or dangerous image file."""
-
 _FIRST_DELAY_S, _LONGEST_DELAY_S, _LONGEST_SERVER_DELAY_S = 0.5, 30.0, 300.0
 _RETRIED_STATUS = (408, 409, 429)
 _CACHED_IMAGES = 256
 _REFUSALS_THAT_STOP = 20
-
-
-def read_image(path: Path) -> Image.Image:
-    """Open an image as RGB; transparent parts become white.
-
-    Raises:
-        OSError: there is no such file, or it is no whole image (see `IMAGE_ERRORS` for all that may come).
-    """
-    with Image.open(path) as image:
-        image.load()
-        if image.mode not in ("RGBA", "LA", "PA") and "transparency" not in image.info:
-            return image.convert("RGB")
-        rgba = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
 
 
 def data_uri(path: Path, max_px: int) -> str:

@@ -30,11 +30,12 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from samrag.calls import Failure, FailureReason
-from samrag.engines.api import IMAGE_ERRORS, read_image
 from samrag.engines.base import RawReply, Request
 from samrag.errors import UserError
 from samrag.files import sha256, within
+from samrag.images import IMAGE_ERRORS, read_image
 from samrag.prompts import Prompt
+from samrag.training.student import check_adapter
 
 _CACHED_IMAGES = 1024
 _CACHE_HEADROOM = 64  # tokens by which a key-value buffer is longer than what it holds
@@ -422,6 +423,8 @@ class LocalBackend:
         if any(hasattr(module, "get_rope_index") for module in model.modules()):
             raise UserError(f"{folder}: a model with M-RoPE positions; serve it and use engine api.")
         peft_model = None if adapter_folder is None else _load_adapter(model, adapter_folder)
+        if adapter_folder is not None:
+            check_adapter(peft_model, adapter_voice.processor, adapter_folder)
         return cls(
             _Decoder(model, peft_model),
             (base_voice, adapter_voice),

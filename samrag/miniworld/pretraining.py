@@ -162,10 +162,10 @@ def _repeat_example(rng: random.Random, names: Names) -> Example:
 def draw_example(rng: random.Random, names: Names, max_passages: int = 4) -> Example:
     """Draw one example: mostly questions over given content, then captions, then plain repeating."""
     task = rng.random()
-    if task < 0.62:
+    if task < 0.74:
         return _answer_example(rng, names, max_passages)
-    if task < 0.88:
+    if task < 0.89:
         return _caption_example(rng, names, CallKind.CAPTION_QUERY)
-    if task < 0.9:
+    if task < 0.91:
         return _caption_example(rng, names, CallKind.CAPTION_RAW)
     return _repeat_example(rng, names)

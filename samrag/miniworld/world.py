@@ -60,7 +60,7 @@ class Split(StrEnum):
     TEST = "test"
 
 
-_SHARES = {Split.PRETRAIN: range(11), Split.TRAIN: range(11, 16), Split.DEV: range(16, 18), Split.TEST: range(18, 20)}
+_SHARES = {Split.PRETRAIN: range(14), Split.TRAIN: range(14, 17), Split.DEV: range(17, 19), Split.TEST: range(19, 20)}
 _MODULUS = 20
 
 

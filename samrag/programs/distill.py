@@ -23,6 +23,7 @@ from samrag.programs.steps import (
     relevance_of_text,
     spoken,
 )
+from samrag.prompts.render import IMAGE_MARK
 from samrag.schema import Document, DroppedItem, Modality, Question, Verdict
 
 
@@ -34,8 +35,6 @@ class DistillOptions(SamplingOptions):
     """The paper's, for diverse replies."""
     num_samples: int = 3
     """Draws per item at most, until one passes its filter (the paper: one)."""
-    negatives_per_positive: float = 1.0
-    """Negatives judged per positive (the paper: as many)."""
     bridge_positives: bool = True
     """Keep supports without the answer: is_rel True, is_sup Partial."""
     multi_document: bool = True
@@ -46,8 +45,6 @@ class DistillOptions(SamplingOptions):
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise ValueError(f"num_samples is {self.num_samples}; it must be at least 1")
-        if self.negatives_per_positive < 0:
-            raise ValueError(f"negatives_per_positive is {self.negatives_per_positive}; it must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +130,8 @@ class _Recipe:
             for i, call, reply in zip(pending, calls, replies, strict=True):
                 if isinstance(reply, Failure):
                     reasons[i] = (str(reply.reason), reply.detail)
+                elif IMAGE_MARK in _said(reply):
+                    reasons[i] = ("image_marker", _said(reply))  # a row would count it as an image
                 elif not wanted[i].accepts(reply):
                     reasons[i] = ("label_mismatch", _said(reply))
                 elif i in misled:
@@ -272,8 +271,7 @@ class _Contexts:
         rng = random.Random(f"{options.seed}:{question.question_id}")
         negative = [[item] for item in refused[:1]]
         if not options.multi_document:
-            single = [[item] for item in kept]
-            return cls(single, [], [], negative)
+            return cls([[item] for item in kept], [], negative if options.refusals else [], negative)
         captioned = [Kept(k.doc_id, Passage(k.passage.title, captions.get(k.doc_id, k.passage.text))) for k in kept]
         whole = [kept, *([captioned] if captioned != kept else [])]
         if refused:
@@ -308,10 +306,13 @@ def _judges(
 ) -> Generator[list[Call], list[Reply], list[Passed | None]]:
     """Stages 5 and 6: is_use and is_sup of the gold answer and of wrong ones, on every kind of context."""
     gold = spoken(recipe.question.answers)
-    full = (Verdict.TRUE,) if recipe.options.multi_document else (Verdict.TRUE, Verdict.PARTIAL)
     plan: list[tuple[CallKind, list[Kept], str, tuple[Verdict, ...]]] = []
     plan += [(CallKind.IS_USE, context, gold, (Verdict.TRUE,)) for context in contexts.whole]
-    plan += [(CallKind.IS_SUP, context, gold, full) for context in contexts.whole]
+    # The paper shows single documents and takes True or Partial; a context known to lack a support can only be Partial.
+    partly = (Verdict.PARTIAL,) if recipe.options.multi_document else (Verdict.TRUE, Verdict.PARTIAL)
+    for context in contexts.whole:
+        complete = set(recipe.question.support_ids) <= set(_ids(context))
+        plan.append((CallKind.IS_SUP, context, gold, (Verdict.TRUE,) if complete else partly))
     plan += [(CallKind.IS_SUP, context, gold, (Verdict.PARTIAL,)) for context in contexts.parts]
     for kind in (CallKind.IS_USE, CallKind.IS_SUP):
         plan += [(kind, context, gold, (Verdict.FALSE,)) for context in contexts.negative]

@@ -81,6 +81,10 @@ class SamRagOptions(SamplingOptions):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.max_regenerations < 0:
             raise ValueError(f"max_regenerations is {self.max_regenerations}; it must be 0 or more")
+        if self.max_regenerations and self.regeneration_temperature <= 0 and not self.critique:
+            raise ValueError(
+                "regeneration_temperature must be above 0 without critique: the redrawn answer is the same"
+            )
         if self.num_votes > 1 and self.vote_temperature <= 0:
             raise ValueError("num_votes above 1 needs vote_temperature above 0: greedy votes are all the same")
 
@@ -115,7 +119,9 @@ def sam_rag(question: Question, ranking: Sequence[Document], options: SamRagOpti
         if not draft.answers:  # the content lacks it: keep C, as for Partial
             continue
         if not options.is_sup:
-            return finish(draft.answers, ExitReason.ANSWERED, draft.context_ids)
+            refused = draft.is_use is Verdict.FALSE
+            reason = ExitReason.UNVERIFIED if refused else ExitReason.ANSWERED
+            return finish(draft.answers, reason, draft.context_ids)
         draft = yield from _support(question, context, draft, options)
         log.drafts[-1] = draft
         if draft.is_sup is Verdict.TRUE:
@@ -125,6 +131,8 @@ def sam_rag(question: Question, ranking: Sequence[Document], options: SamRagOpti
     if not ranking:
         return finish((), ExitReason.NO_DOCUMENTS, ())
     last = yield from _exhausted(question, context, options, log)
+    if last.failure:
+        return finish((), ExitReason.ENGINE_FAILURE, last.context_ids)
     if not last.answers:
         return finish((), ExitReason.NO_EVIDENCE, tuple(kept.doc_id for kept in context))
     reason = ExitReason.BEST_EFFORT if last.is_sup is Verdict.PARTIAL else ExitReason.UNVERIFIED
@@ -221,8 +229,15 @@ def _exhausted(question: Question, context: Sequence[Kept], options: SamRagOptio
     if options.on_exhausted is Exhausted.CONTEXT:
         if spoken_drafts or not context:
             return spoken_drafts[-1] if spoken_drafts else nothing
-        return (yield from _draft(question, context, -1, 0, "", options))
+        return (yield from _last_resort(question, context, options, log))
     partly = [draft for draft in spoken_drafts if draft.is_sup is Verdict.PARTIAL]
     if partly or options.on_exhausted is Exhausted.BEST:
         return partly[-1] if partly else nothing
-    return (yield from _draft(question, (), -1, 0, "", options))
+    return (yield from _last_resort(question, (), options, log))
+
+
+def _last_resort(question: Question, context: Sequence[Kept], options: SamRagOptions, log: Log) -> Steps:
+    """An answer that nothing verifies."""
+    draft = yield from _draft(question, context, -1, 0, "", options)
+    log.drafts.append(draft)
+    return draft

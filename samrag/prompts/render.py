@@ -1,7 +1,7 @@
 """Call to prompt text. Pure, apart from reading the packaged templates.
 
 A template has two blocks. `instruction` is static, byte-identical for a kind and style, and comes first; then the
-image; then `body` with title, documents, question and answer: so servers and the local engine can share the prefix's work.
+image; then `body` with title, documents, question, answer: servers and the local engine can share the prefix's work.
 Whatever comes from data is fenced and cannot close its fence: `<`, `>` and `&` in it are written as entities, which
 also keeps special tokens such as `<image>` or `</s>` out of the text.
 """

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from samrag.errors import UserError
+from samrag.images import IMAGE_ERRORS, read_image
 
 if TYPE_CHECKING:
     from transformers.image_processing_utils import BaseImageProcessor
@@ -63,13 +64,11 @@ class PixelCache:
         return pixels if self._affine is None else pixels * self._affine[0] + self._affine[1]
 
     def _read(self, path: str) -> Tensor:
-        from transformers.image_utils import load_image
-
         if not Path(path).is_file():
             raise UserError(f"the image {path} does not exist; run the stage that writes it, or remove its rows.")
         try:
-            image = load_image(path)
-        except (OSError, ValueError) as error:
+            image = read_image(Path(path))
+        except IMAGE_ERRORS as error:
             raise UserError(f"the image {path} cannot be read ({error}); replace it, or remove its rows.") from error
         if not self._probed:
             self._probed = True

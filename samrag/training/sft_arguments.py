@@ -14,7 +14,9 @@ class SftArguments:
     model_path: str
     """Base model: a folder, which never touches the network, or a hub name (owner/name)."""
     train_file: str
-    """Rows to train on: sft.jsonl; image paths in it are relative to its folder."""
+    """Rows to train on: sft.jsonl."""
+    image_root: str | None = None
+    """Folder that the rows' image paths are relative to; none is the folder of the rows' file."""
     eval_file: str | None = None
     """Held-out rows of the same form, for the evaluation loss; needs eval_strategy."""
     eval_rows: int = 256

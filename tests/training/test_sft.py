@@ -22,7 +22,7 @@ from samrag.miniworld import tiny_llava
 from samrag.prompts import PromptStyle, render, template_hash
 from samrag.replies import write
 from samrag.schema import ChatMessage, SftRow
-from samrag.training import sft
+from samrag.training import sft, student
 from samrag.training.collator import IGNORED, PixelCache, SftCollator
 from samrag.training.sft_arguments import SftArguments
 
@@ -55,7 +55,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def loaded(base):
-    return sft.load_model_and_processor(str(base))
+    return student.load_model_and_processor(str(base))
 
 
 def make_row(call: Call, reasoning: str, response: str, **changes: object) -> SftRow:
@@ -254,7 +254,7 @@ class TestModel:
         del config["patch_size"], config["vision_feature_select_strategy"]
         (tmp_path / "processor_config.json").write_text(json.dumps(config), encoding="utf-8")
         (tmp_path / "chat_template.jinja").unlink()
-        _, processor = sft.load_model_and_processor(str(tmp_path))
+        _, processor = student.load_model_and_processor(str(tmp_path))
         assert (processor.patch_size, processor.vision_feature_select_strategy) == (8, "default")
         assert processor.chat_template == tiny_llava.chat_template()
 
@@ -262,25 +262,25 @@ class TestModel:
         for name in ("config.json", "model.safetensors"):
             (tmp_path / name).write_bytes((base / name).read_bytes())
         with pytest.raises(UserError, match="no usable processor"):
-            sft.load_model_and_processor(str(tmp_path))
+            student.load_model_and_processor(str(tmp_path))
 
     def test_a_missing_folder_is_refused(self):
         with pytest.raises(UserError, match="is no folder"):
-            sft.load_model_and_processor("./nowhere/at/all")
+            student.load_model_and_processor("./nowhere/at/all")
 
     def test_the_adapter_names_its_base_by_a_relative_path(self, base, monkeypatch):
         monkeypatch.chdir(base.parent)
-        model, _ = sft.load_model_and_processor(str(base))
+        model, _ = student.load_model_and_processor(str(base))
         assert model.name_or_path == base.name
 
     def test_the_fingerprint_tells_weights_apart(self, base, tmp_path):
         for path in base.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-        assert sft.model_fingerprint(tmp_path) == sft.model_fingerprint(base)
+        assert student.model_fingerprint(tmp_path) == student.model_fingerprint(base)
         data = bytearray((tmp_path / "model.safetensors").read_bytes())
         data[-1] ^= 1
         (tmp_path / "model.safetensors").write_bytes(bytes(data))
-        assert sft.model_fingerprint(tmp_path) != sft.model_fingerprint(base)
+        assert student.model_fingerprint(tmp_path) != student.model_fingerprint(base)
 
 
 class TestTraining:
@@ -334,17 +334,17 @@ class TestTraining:
 
         trainer, checked = make_trainer(rows, data, loaded, tmp_path, max_steps=5)
         trainer.train()
-        sft.save(trainer, loaded[1], tmp_path, checked, sft.model_fingerprint(base))
-        facts = read_json(tmp_path / sft.ADAPTER_FILE)
+        student.save(trainer, loaded[1], tmp_path, checked.summary(), student.model_fingerprint(base))
+        facts = read_json(tmp_path / student.ADAPTER_FILE)
         assert facts["template"] == template_hash(PromptStyle.STUDENT)
         assert facts["training"]["rows"]["answer"] == {"blue": 1}
 
-        plain, processor = sft.load_model_and_processor(str(base))
+        plain, processor = student.load_model_and_processor(str(base))
         tuned = PeftModel.from_pretrained(plain, tmp_path)
-        sft.check_adapter(tuned, processor, facts)
-        assert sft.probe_logits(tuned, processor) == pytest.approx(facts["probe"]["logits"], abs=1e-4)
+        student.check_adapter(tuned, processor, tmp_path)
+        assert student.probe_logits(tuned, processor) == pytest.approx(facts["probe"]["logits"], abs=1e-4)
         with tuned.disable_adapter(), pytest.raises(UserError, match="no effect"):
-            sft.check_adapter(tuned, processor, facts)
+            student.check_adapter(tuned, processor, tmp_path)
 
     def test_a_resumed_run_ends_as_the_whole_run(self, base, rows, data, tmp_path):
         def adapter(folder, resume=None, **settings):
@@ -353,7 +353,7 @@ class TestTraining:
                 "train_sampling_strategy": "group_by_length", "logging_steps": 1, **settings,
             }  # fmt: skip
             many = [dataclasses.replace(row, question_id=str(i)) for i in range(2) for row in rows]
-            trainer, _ = make_trainer(many, data, sft.load_model_and_processor(str(base)), folder, **settings)
+            trainer, _ = make_trainer(many, data, student.load_model_and_processor(str(base)), folder, **settings)
             if resume:
                 sft.carry_token_count(trainer, resume)
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)

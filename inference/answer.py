@@ -1,0 +1,45 @@
+"""Answer one question and show how: python inference/answer.py --config configs/answer.yaml --question "...".
+
+Prints every document with its verdict, the drafts with theirs, and the answer with its evidence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+
+from samrag.answering import Method, depth, looked_up, rank_documents
+from samrag.arguments import AnswerArguments, LoopArguments, RunArguments, TeacherArguments
+from samrag.config import parse, run
+from samrag.files import read_records
+from samrag.loading import load_engine
+from samrag.report.console import show_trace
+from samrag.schedule import Schedule, gather
+from samrag.schema import Document, Question, Trace
+
+
+async def answer(question: Question, arguments: RunArguments, loop: LoopArguments, teacher: TeacherArguments) -> Trace:
+    """Rank, run the program, return its trace."""
+    documents = read_records(Path(arguments.documents_file), Document)
+    hits = rank_documents([question], documents, Path(arguments.index_dir), arguments.embedder, depth(loop))
+    method = Method(arguments.method, arguments.is_rel, arguments.is_use, arguments.is_sup)
+    async with load_engine(arguments, teacher) as engine:
+        program = method.program(question, looked_up(hits, documents)[0], loop)
+        (result,) = await gather([program], engine, Schedule.CONCURRENT)
+    return dataclasses.replace(result.value, usage=result.usage)
+
+
+def main() -> None:
+    """Parse, answer, show."""
+    asked, arguments, loop, teacher = parse(AnswerArguments, RunArguments, LoopArguments, TeacherArguments)
+    question = Question("question", asked.question, (), "", "")
+    trace = asyncio.run(answer(question, arguments, loop, teacher))
+    documents = {document.doc_id: document for document in read_records(Path(arguments.documents_file), Document)}
+    show_trace(Console(), asked.question, trace, documents)
+
+
+if __name__ == "__main__":
+    run(main)
