@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from pathlib import Path
 
 from samrag.answering import looked_up, rank_documents, recorded, teacher_backend
@@ -15,6 +16,7 @@ from samrag.arguments import DistillArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.distilling import ask_teacher, data_card, documents_by_id, rows_of
 from samrag.engines.recorded import Store
+from samrag.errors import UserError
 from samrag.files import read_records, write_records, write_text
 from samrag.programs.distill import Distilled
 from samrag.prompts import PromptStyle
@@ -52,8 +54,12 @@ def main() -> None:
     results, usage = asyncio.run(ask())
     rows = rows_of(results, arguments.max_per_kind, arguments.seed)
     dropped = [item for result in results for item in result.dropped]
-    write_records(output / "sft.jsonl", rows)
     write_records(output / "dropped.jsonl", dropped)
+    if not rows:
+        reasons = Counter(item.reason for item in dropped).most_common(3)
+        why = ", ".join(f"{count} {reason}" for reason, count in reasons)
+        raise UserError(f"no item became a row ({why}); look at {output / 'dropped.jsonl'}, and check the teacher.")
+    write_records(output / "sft.jsonl", rows)
     write_text(output / "data_card.md", data_card(rows, dropped, usage, teacher, len(questions)))
     write_run_record(output, [arguments, teacher], inputs, arguments.seed)
     log.info("%s: %d rows kept, %d items dropped, %d calls", output, len(rows), len(dropped), usage.calls)

@@ -13,6 +13,7 @@ from samrag.arguments import PrepareArguments
 from samrag.benchmarks import mmqa
 from samrag.benchmarks.corpus import check_images, corpus_of, raw_file, required_file
 from samrag.config import parse, run
+from samrag.errors import UserError
 from samrag.files import write_records
 from samrag.provenance import is_finished, write_run_record
 
@@ -32,12 +33,20 @@ def main() -> None:
         return
 
     documents = mmqa.read_documents(images, texts, image_folder="")
+    ids = {document.doc_id for document in documents}
     for split, path in files.items():
         every = mmqa.read_questions(path, split)
         kept = [question for question in every if question.question_type in arguments.question_types]
-        corpus = corpus_of(every if arguments.corpus == "split" else kept, documents)
-        ids = {document.doc_id for document in corpus}
+        if not kept:
+            wanted = ", ".join(arguments.question_types)
+            raise UserError(f"{path} has no question of type {wanted}; check the file and question_types.")
         usable = [question for question in kept if question.support_ids and ids.issuperset(question.support_ids)]
+        if not usable:
+            raise UserError(
+                f"{path}: none of {len(kept)} questions has all its supports among the documents of {data}; "
+                "check that the files belong together."
+            )
+        corpus = corpus_of(every if arguments.corpus == "split" else kept, documents)
         if arguments.image_root:
             check_images(corpus, Path(arguments.image_root))
         write_records(output / split / "questions.jsonl", usable)

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from samrag.arguments import RetrievalArguments
 from samrag.config import parse, run
+from samrag.errors import UserError
 from samrag.files import read_records, write_json, write_text
 from samrag.ranking import rank_all, recall_rows
 from samrag.report.tables import readable, retrieval_table, to_markdown, to_rich
@@ -26,6 +27,12 @@ def main() -> None:
     inputs = [Path(arguments.questions_file), Path(arguments.documents_file)]
     questions = read_records(inputs[0], Question)
     documents = read_records(inputs[1], Document)
+    for question in questions:
+        if not question.support_ids:
+            raise UserError(
+                f"{inputs[0]}: question {question.question_id!r} has no supporting document, so it has no recall; "
+                "take a split with labels, or remove the question."
+            )
     rankings = rank_all(questions, documents, arguments.rankers, arguments.indexes, max(arguments.at))
     rows = recall_rows(questions, rankings, arguments.at)
     output = Path(arguments.output_dir)

@@ -79,7 +79,13 @@ def teacher_backend(arguments: TeacherArguments, image_root: Path) -> ApiBackend
 
 
 def recorded(backend: Backend, store: Store, image_root: Path, style: PromptStyle) -> Engine:
-    """An engine whose replies are all stored."""
+    """An engine whose replies are all stored.
+
+    Raises:
+        UserError: there is no folder of images.
+    """
+    if not image_root.is_dir():
+        raise UserError(f"image_root: there is no folder {image_root}; check the path.")
     return Engine(RecordedBackend(backend, store, image_root), style)
 
 

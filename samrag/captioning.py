@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from samrag.arguments import CaptionArguments
-from samrag.calls import Call, CallKind, Caption, Program, Reply, Sampling
+from samrag.calls import Call, CallKind, Caption, Failure, Program, Reply, Sampling
 from samrag.engines.base import Engine
+from samrag.errors import UserError
 from samrag.progress import progress
 from samrag.schedule import Schedule, run
 from samrag.schema import Document, Modality
@@ -15,8 +16,8 @@ from samrag.schema import Document, Modality
 _TRIES = 3
 
 
-def raw_caption(document: Document, sampling: Sampling) -> Program[Document]:
-    """Yield caption calls until one succeeds, a few times at most; return the document with what there is."""
+def raw_caption(document: Document, sampling: Sampling) -> Program[Reply]:
+    """Yield caption calls until one succeeds, a few times at most; return the last reply."""
     reply: Reply
     for index in range(_TRIES):
         (reply,) = yield [
@@ -29,20 +30,35 @@ def raw_caption(document: Document, sampling: Sampling) -> Program[Document]:
             )
         ]
         if isinstance(reply, Caption):
-            return dataclasses.replace(document, caption=reply.text)
-    return document
+            break
+    return reply
 
 
 async def caption_documents(
     documents: Sequence[Document], engine: Engine, arguments: CaptionArguments, concurrency: int, label: str
 ) -> tuple[list[Document], int]:
-    """Caption the images among `documents`; returns all documents in order, and how many images have no caption."""
+    """Caption the images among `documents`; returns all documents in order, and how many images have no caption.
+
+    Raises:
+        UserError: there are images, and none of them got a caption.
+    """
     sampling = Sampling(arguments.temperature, arguments.max_tokens)
-    result = list(documents)
+    result, failed = list(documents), dict[int, Reply]()
     positions = [i for i, document in enumerate(documents) if document.modality is Modality.IMAGE]
     programs = (raw_caption(documents[i], sampling) for i in positions)
     with progress(f"captions {label[-24:]}", len(positions)) as advance:
         async for number, outcome in run(programs, engine, Schedule.CONCURRENT, concurrency):
-            result[positions[number]] = outcome.value
+            if isinstance(outcome.value, Caption):
+                position = positions[number]
+                result[position] = dataclasses.replace(documents[position], caption=outcome.value.text)
+            else:
+                failed[number] = outcome.value
             advance()
-    return result, sum(document.modality is Modality.IMAGE and not document.caption for document in result)
+    if positions and len(failed) == len(positions):
+        first = failed[0]
+        why = f"{first.reason}: {first.detail}" if isinstance(first, Failure) else "no caption"
+        raise UserError(
+            f"none of the {len(positions)} images of {label} got a caption (the first: {why}); "
+            "check image_root, teacher_url and teacher_model."
+        )
+    return result, len(failed)

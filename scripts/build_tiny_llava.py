@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import random
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ import torch
 
 from samrag.miniworld import tiny_llava
 from samrag.miniworld.drawing import draw
-from samrag.miniworld.pretraining import Example, Names, draw_example
+from samrag.miniworld.pretraining import Example, Names, draw_example, repeat_example
 from samrag.miniworld.world import COLOURS, COUNTS, SHAPES, Split, draw_emblem_facts
 
 VISION_LABELS = {"background": COLOURS, "colour": COLOURS, "shape": SHAPES, "count": COUNTS}
@@ -78,7 +79,13 @@ class Batches:
     def __init__(self, processor: Any, names: Names, batch_size: int, seed: int) -> None:
         self.processor, self.names, self.batch_size = processor, names, batch_size
         self.rng = random.Random(seed)
-        self.max_passages = 1
+        self.max_passages = 0
+
+    def draw(self) -> Example:
+        """An example of the present part of the curriculum; 0 passages: repeating alone."""
+        if self.max_passages == 0:
+            return repeat_example(self.rng, self.names)
+        return draw_example(self.rng, self.names, self.max_passages)
 
     def encode(self, example: Example) -> tuple[list[int], int, torch.Tensor | None]:
         """Token ids, where the target begins, and pixel values[3, H, W]."""
@@ -107,9 +114,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
-            rows = [
-                self.encode(draw_example(self.rng, self.names, self.max_passages)) for _ in range(8 * self.batch_size)
-            ]
+            rows = [self.encode(self.draw()) for _ in range(8 * self.batch_size)]
             rows.sort(key=lambda row: len(row[0]))
             chunks = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
             self.rng.shuffle(chunks)
@@ -147,9 +152,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--num_vision_steps", type=int, default=1500)
-    parser.add_argument("--num_steps", type=int, default=4500)
+    parser.add_argument("--num_repeat_steps", type=int, default=700)
+    parser.add_argument("--num_steps", type=int, default=3700)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--learning_rate", type=float, default=2.5e-3)
+    parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--num_layers", type=int, default=4)
     parser.add_argument("--num_threads", type=int, default=2)
@@ -182,7 +188,8 @@ def main() -> None:
     losses: list[float] = []
     history: list[dict[str, Any]] = [{"vision_accuracy": vision}]
     for step, batch in enumerate(batches, 1):
-        batches.max_passages = 1 + 4 * step // args.num_steps  # one document first, then up to four
+        share = (step - args.num_repeat_steps) / (args.num_steps - args.num_repeat_steps)
+        batches.max_passages = 0 if share < 0 else 1 + int(4 * share)  # copy first; then one document, up to four
         loss = forward(model, batch)[0].mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -209,6 +216,39 @@ def main() -> None:
             break
 
 
+def model_card(command: str, num_parameters: int, history: list[dict[str, Any]]) -> str:
+    """What the model is, how it was made, and how good it is."""
+    last = history[-1]
+    exact = "\n".join(f"| {task} | {share:.3f} |" for task, share in last["exact"].items())
+    return f"""---
+license: apache-2.0
+---
+# Tiny LLaVA of the mini world
+
+A `LlavaForConditionalGeneration` that reads, captions and answers in samrag's mini world, and does nothing else. It is
+the quickstart's student M before tuning. It has seen no verdict: judging relevance, use and support is what the adapter
+learns.
+
+| | |
+|---|---|
+| made by | `{command}` |
+| parameters | {num_parameters:,} |
+| steps | {last["step"]:,} |
+| final training loss | {last["loss"]} |
+| vision accuracy, images held out | {history[0]["vision_accuracy"]} |
+
+First the vision tower alone, on emblems with labels; then, with the tower frozen, projector and language model on
+captioning, answering from given content, and repeating. Share of examples with never-seen names whose whole greedy
+reply is right:
+
+| task | exact |
+|---|---:|
+{exact}
+
+Weights are float16. `pretraining.json` has the learning curve.
+"""
+
+
 def save(model: Any, processor: Any, folder: Path, history: list[dict[str, Any]]) -> None:
     """Save weights as float16: half the size, and far below what the pretraining noise leaves."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -216,6 +256,9 @@ def save(model: Any, processor: Any, folder: Path, history: list[dict[str, Any]]
     model.save_pretrained(folder, state_dict=state)
     processor.save_pretrained(folder)
     (folder / "pretraining.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
+    num_parameters = sum(p.numel() for p in model.parameters())
+    command = " ".join(["python", "scripts/build_tiny_llava.py", *sys.argv[1:]])
+    (folder / "README.md").write_text(model_card(command, num_parameters, history), encoding="utf-8")
 
 
 if __name__ == "__main__":

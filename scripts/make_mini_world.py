@@ -29,7 +29,7 @@ def main() -> None:
     try:
         write_world(folder, sizes, arguments.seed)
     except ValueError as error:
-        raise UserError(f"{error}.") from error
+        raise UserError(f"no such world can be drawn ({error}); change the numbers of clubs and questions.") from error
     write_run_record(folder, [arguments], [], arguments.seed)
     log.info("mini world: %s in %s", ", ".join(f"{s.num_questions} {n} questions" for n, s in sizes.items()), folder)
 

@@ -49,6 +49,7 @@ _WORDS = (
     *COLOURS, *COUNTS, *JOBS, *SHAPES, *SPORTS, *TOWNS, *YEARS, *Relation,
     "True", "False", "Partial", "yes", "no", "document", "question", "answer", "founder", "club",
 )  # fmt: skip
+_LIST = (*PLACES, *ANIMALS, *FIRST_NAMES, *LAST_NAMES, *_WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,28 +145,31 @@ def _caption_example(rng: random.Random, names: Names, kind: CallKind) -> Exampl
     )
 
 
-def _repeat_example(rng: random.Random, names: Names) -> Example:
-    items = [
-        rng.choice(names.clubs)
-        if rng.random() < 0.4
-        else rng.choice(names.people)
-        if rng.random() < 0.3
-        else rng.choice(_WORDS)
-        for _ in range(rng.randint(1, 6))
-    ]
+def repeat_example(rng: random.Random, names: Names) -> Example:
+    """Repeat a list of words and names. Nothing but looking back helps here, so copying is learnt first and soon."""
+    items: list[str] = []
+    for _ in range(rng.randint(4, 14)):
+        item = (
+            rng.choice(names.clubs if rng.random() < 0.7 else names.people) if rng.random() < 0.3 else rng.choice(_LIST)
+        )
+        if not (items and _is_name(items[-1].split()[-1], item.split()[0])):  # no name by chance
+            items.append(item)
     text = " ".join(items)
-    return Example(
-        "repeat", f'Repeat the text. Reply in JSON with "Response".\n<document>\n{text}\n</document>', write("", text)
-    )
+    prompt = f'Repeat the text. Reply in JSON with "Response".\n<document>\n{text}\n</document>'
+    return Example("repeat", prompt, write("", text))
+
+
+def _is_name(first: str, last: str) -> bool:
+    return (first in PLACES and last in ANIMALS) or (first in FIRST_NAMES and last in LAST_NAMES)
 
 
 def draw_example(rng: random.Random, names: Names, max_passages: int = 4) -> Example:
     """Draw one example: mostly questions over given content, then captions, then plain repeating."""
     task = rng.random()
-    if task < 0.74:
+    if task < 0.7:
         return _answer_example(rng, names, max_passages)
-    if task < 0.89:
+    if task < 0.86:
         return _caption_example(rng, names, CallKind.CAPTION_QUERY)
-    if task < 0.91:
+    if task < 0.88:
         return _caption_example(rng, names, CallKind.CAPTION_RAW)
-    return _repeat_example(rng, names)
+    return repeat_example(rng, names)

@@ -127,7 +127,6 @@ def build_model(
         num_hidden_layers=num_layers,
         num_attention_heads=4,
         num_key_value_heads=4,
-        head_dim=hidden // 2,  # a narrower head cannot copy hundreds of names
         max_position_embeddings=MAX_TOKENS,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
