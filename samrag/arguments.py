@@ -14,6 +14,15 @@ from samrag.config import STRICT
 from samrag.programs.sam_rag import Exhausted, ImageJudgement
 
 
+def _at_least(group: object, minimum: float, *names: str) -> None:
+    """Refuse numbers, or lists of them, below a minimum; None means that the field is not set."""
+    for name in names:
+        value = getattr(group, name)
+        for number in value if isinstance(value, list) else [value]:
+            if number is not None and number < minimum:
+                raise ValueError(f"{name} is {number}; it must be at least {minimum:g}")
+
+
 @dataclass(config=STRICT)
 class MiniWorldArguments:
     """How large a mini world to write."""
@@ -79,6 +88,10 @@ class TeacherArguments:
     structured_output: bool = True
     """Ask the server to enforce the reply's JSON schema."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "concurrency", "max_attempts")
+        _at_least(self, 0.001, "timeout_s")
+
 
 @dataclass(config=STRICT)
 class CaptionArguments:
@@ -92,6 +105,10 @@ class CaptionArguments:
     """Temperature of the captions."""
     max_tokens: int = 300
     """Longest caption, in tokens."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "temperature")
+        _at_least(self, 1, "max_tokens")
 
 
 @dataclass(config=STRICT)
@@ -137,6 +154,10 @@ class DistillArguments:
     seed: int = 0
     """Seed of every draw."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "temperature", "negatives_per_positive", "min_negatives", "wrong_answers")
+        _at_least(self, 1, "negatives_top", "max_tokens", "num_samples", "max_questions", "max_per_kind")
+
 
 @dataclass(config=STRICT)
 class MineArguments:
@@ -161,6 +182,9 @@ class MineArguments:
     seed: int = 0
     """Seed of the draws."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "num_negatives", "top")
+
 
 @dataclass(config=STRICT)
 class IndexArguments:
@@ -174,6 +198,9 @@ class IndexArguments:
     """Index folder."""
     batch_size: int = 64
     """Texts per forward pass."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_size")
 
 
 @dataclass(config=STRICT)
@@ -192,6 +219,9 @@ class RetrievalArguments:
     """Dense rankers: label=index folder=embedder, for example R=runs/index_r=quickstart."""
     at: list[int] = field(default_factory=lambda: [1, 2, 5, 10])
     """The N of recall@N."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "at")
 
 
 @dataclass(config=STRICT)
@@ -226,6 +256,10 @@ class LoopArguments:
     """Longest reply, in tokens."""
     seed: int = 0
     """Seed of sampled calls."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "temperature", "max_regenerations", "regeneration_temperature", "vote_temperature")
+        _at_least(self, 1, "k", "batch_size", "max_batches", "num_votes", "max_tokens")
 
 
 @dataclass(config=STRICT)
@@ -267,6 +301,9 @@ class RunArguments:
     max_questions: int | None = None
     """Questions to use; none is all."""
 
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_tokens", "num_threads", "max_in_flight", "max_questions")
+
 
 @dataclass(config=STRICT)
 class StudyArguments:
@@ -304,6 +341,9 @@ class StudyArguments:
     """Questions worked on at once."""
     max_questions: int | None = None
     """Questions to use; none is all."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "batch_tokens", "num_threads", "max_in_flight", "max_questions")
 
 
 @dataclass(config=STRICT)

@@ -57,6 +57,9 @@ def run(main: Callable[[], None]) -> None:
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from None
+    except OSError as error:
+        sys.stderr.write(f"error: {error}; check that the path is right, can be written, and that the disk has room.\n")
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("stopped; what was finished is kept, run the same command again to go on.\n")
         raise SystemExit(130) from None

@@ -63,12 +63,13 @@ def resolved(arguments: Sequence[object]) -> dict[str, Any]:
 
 
 def fingerprint(path: Path) -> str:
-    """Content hash of a file, or of a folder by the names and contents of its files (without run records)."""
+    """Content hash of a file, or of a folder by the names and contents of its files (run records and W&B left out)."""
     path = Path(path)
     if path.is_file():
         return sha256(path)
     digest = hashlib.sha256()
-    for file in sorted(p for p in path.rglob("*") if p.is_file() and p.name != RUN_RECORD):
+    kept = (p for p in path.rglob("*") if p.is_file() and p.name != RUN_RECORD and "wandb" not in p.parts)
+    for file in sorted(kept):
         digest.update(f"{file.relative_to(path)}\0{sha256(file)}\0".encode())
     return digest.hexdigest()
 

