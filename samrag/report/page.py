@@ -311,7 +311,7 @@ def plot_uri(figure: Figure) -> str:
 
 def _headline(metrics: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The row of the proposed system."""
-    wanted = (Method.SAM_RAG.label, *TUNED)
+    wanted = (str(Method.SAM_RAG), *TUNED)
     return next((r for r in metrics["table2"] if (r["method"], r["retriever"], r["student"]) == wanted), None)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from samrag.errors import UserError
 from samrag.files import read_json, replacing
+from samrag.report.scores import Method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_METHODS = {"RAG": 0, "SAM-RAG": 1}
+_METHODS = {Method.RAG: 0, Method.SAM_RAG: 1}
 """A method's place in the palette, the same in every plot."""
 _STYLE = {
     "font.size": 11,
@@ -110,7 +111,9 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
             [max(0.0, row["em"] - row["em_ci"][0]) for row in own],
             [max(0.0, row["em_ci"][1] - row["em"]) for row in own],
         ]
-        axes.bar(xs, ems, width * 0.94, yerr=errors, color=COLOURS[place], label=method, capsize=3, ecolor="#333333")
+        axes.bar(
+            xs, ems, width * 0.94, yerr=errors, color=COLOURS[place], label=method.label, capsize=3, ecolor="#333333"
+        )
         for x, em, high in zip(xs, ems, (row["em_ci"][1] for row in own), strict=True):
             axes.annotate(
                 f"{em:.1f}", (x, max(em, high)), (0, 3), textcoords="offset points", ha="center", fontsize=9.5
@@ -134,7 +137,7 @@ def cost_figure(rows: Sequence[Row]) -> Figure:
         own = [row for row in points if row["method"] == method]
         if own:
             xs, ys = [row["calls"] for row in own], [row["em"] for row in own]
-            axes.scatter(xs, ys, s=52, color=COLOURS[place], marker=MARKERS[place], label=method, zorder=3)
+            axes.scatter(xs, ys, s=52, color=COLOURS[place], marker=MARKERS[place], label=method.label, zorder=3)
     most = max(row["calls"] for row in points)
     axes.set_xlim(0, most * 1.25)
     axes.set_ylim(0, 105)

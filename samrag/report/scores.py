@@ -325,7 +325,7 @@ def _system_row(key: CellKey, scores: Sequence[QuestionScore], seed: int) -> Row
     traces = [score.trace for score in scores if score.trace is not None]
     usages = [trace.usage for trace in traces]
     return {
-        "method": key.method.label,
+        "method": str(key.method),
         "retriever": key.retriever,
         "student": key.student,
         **_with_interval("em", [score.em for score in scores], seed),
@@ -429,8 +429,8 @@ def _goal(goal: str, measured: str | None, reached: bool = False) -> Row:
 
 def _accuracy_goals(rows: Sequence[Row]) -> list[Row]:
     ems = {(row["method"], row["retriever"], row["student"]): row["em"] for row in rows}
-    ours = ems.get((Method.SAM_RAG.label, *TUNED))
-    rag, untuned = ems.get((Method.RAG.label, *TUNED)), ems.get((Method.RAG.label, "R", "M"))
+    ours = ems.get((str(Method.SAM_RAG), *TUNED))
+    rag, untuned = ems.get((str(Method.RAG), *TUNED)), ems.get((str(Method.RAG), "R", "M"))
     measured = None if ours is None else f"EM {ours:.1f}"
     result = [_goal(f"SAM-RAG(R*+M*) reaches EM {MIN_EM:g}", measured, ours is not None and ours >= MIN_EM)]
     for name, other, lead in (("R*+M*", rag, MIN_LEAD_OVER_RAG), ("R+M", untuned, MIN_LEAD_OVER_UNTUNED)):

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from samrag.report.scores import Method
+
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -97,7 +99,7 @@ def _score(key: str, heading: str) -> Column:
 # --- the tables of a study ---
 
 _SYSTEMS = (
-    Column("method", "Method"),
+    Column("method", "Method", lambda name: Method(name).label),
     Column("retriever", "Retriever"),
     Column("student", "Generator"),
     _score("em", "EM"),
@@ -205,7 +207,9 @@ def _exit_table(counts_by_cell: Mapping[str, Mapping[str, int]]) -> Table:
 
 def _by_system(table: Table) -> Table:
     """Table 2 with method, retriever and generator in one column, in the paper's notation."""
-    rows = tuple({**row, "system": f"{row['method']}({row['retriever']}+{row['student']})"} for row in table.rows)
+    rows = tuple(
+        {**row, "system": f"{Method(row['method']).label}({row['retriever']}+{row['student']})"} for row in table.rows
+    )
     return Table(table.name, table.title, (Column("system", "System"), *table.columns[3:]), rows, table.note)
 
 

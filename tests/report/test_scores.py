@@ -204,7 +204,7 @@ def test_an_ablation_with_the_same_answers_differs_by_nothing(study: Study) -> N
     ("ems", "reached"), [((75, 65, 50), (True, True, True)), ((69.9, 65, 50), (False, False, False))]
 )
 def test_accuracy_goals_follow_the_rows(ems: tuple[float, ...], reached: tuple[bool, ...]) -> None:
-    systems = [("SAM-RAG", "R*", "M*"), ("RAG", "R*", "M*"), ("RAG", "R", "M")]
+    systems = [("sam_rag", "R*", "M*"), ("rag", "R*", "M*"), ("rag", "R", "M")]
     rows = [{"method": m, "retriever": r, "student": s, "em": em} for (m, r, s), em in zip(systems, ems, strict=True)]
     result = goals({"table2": rows, "table3": [], "table4": [], "retrieval": []})
     assert tuple(goal["reached"] for goal in result[:3]) == reached
@@ -261,7 +261,7 @@ def test_a_cell_without_its_file_gets_no_row_and_a_twin_is_refused(study: Study,
     folder = _write(study, tmp_path)
     (folder / "cells" / MAIN.name / "traces.jsonl").unlink()
     metrics = evaluate(read_study(folder))
-    assert all(row["method"] == "RAG" for row in metrics["table2"])
+    assert all(row["method"] == "rag" for row in metrics["table2"])
     assert metrics["goals"][0]["reached"] is None
     described = json.loads((folder / "study.json").read_text())
     twin = {**described["cells"][0], "name": "b"}
