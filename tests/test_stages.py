@@ -143,7 +143,7 @@ class Pipeline:
             "study": [
                 "inference/study.py", *self.records("dev"), *images, *indexes, "--tuned_embedder", tuned,
                 "--model_path", str(self.model), "--adapter", path("student"), "--output_dir", path("study"),
-                "--max_tokens", "160", "--num_threads", "1", *self.teacher(),
+                "--num_threads", "1", *self.teacher(),
             ],
             "evaluate": [
                 "inference/evaluate.py", "--study_dir", path("study"), "--output_dir", str(self.root),
@@ -367,7 +367,7 @@ def test_the_figures_have_the_agreed_keys(pipeline: Pipeline) -> None:
     assert metrics["num_questions"] == DEV_QUESTIONS
     assert metrics["teacher_is_simulated"] is True
     systems = {(row["method"], row["retriever"], row["student"]) for row in metrics["table2"]}
-    assert systems == {(m, r, s) for m in ("RAG", "SAM-RAG") for r in ("R", "R*") for s in ("M", "M*", "G")}
+    assert systems == {(m, r, s) for m in ("rag", "sam_rag") for r in ("R", "R*") for s in ("M", "M*", "G")}
     wanted = {"method", "retriever", "student", "em", "em_ci", "f1", "arn", "documents_examined", "calls", "n"}
     for row in metrics["table2"]:
         assert wanted <= set(row)

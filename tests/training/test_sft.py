@@ -409,7 +409,16 @@ class TestEntry:
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120, check=False)
 
     def test_two_steps_write_an_adapter_once(self, base, data, tmp_path):
-        arguments = ["--model_path", base, "--train_file", data / "sft.jsonl", "--output_dir", tmp_path / "out"]
+        arguments = [
+            "--model_path",
+            base,
+            "--train_file",
+            data / "sft.jsonl",
+            "--image_root",
+            data,
+            "--output_dir",
+            tmp_path / "out",
+        ]
         arguments += ["--max_steps", 2, "--report_to", "none", "--num_threads", 1]
         config = ROOT / "configs" / "quickstart" / "sft.yaml"
         done = self.launch(*arguments, config=config)
