@@ -147,16 +147,31 @@ class DistillArguments:
     """Wrong answers put to the judges per question (the paper: 0)."""
     refusals: bool = True
     """Also keep "not stated" replies where the content lacks the answer."""
+    wrong_forms: bool = True
+    """Also put the right answer to is_use in a wrong form (the paper: no)."""
+    min_f1: float = 1.0
+    """Least list F1 of an answer with gold; 1 asks for exact match (the paper: a match)."""
+    direct_verdicts: bool = True
+    """Beside each reasoned verdict, also a row with the verdict alone (the paper: no)."""
+    max_class_ratio: float | None = 3.0
+    """Of each kind, no class is larger than so many times the smallest; none leaves them as they are (the paper)."""
     max_questions: int | None = None
     """Questions to use; none is all."""
+    question_ids: list[str] = field(default_factory=list)
+    """Only these questions; empty is all. This is how quarantine.jsonl says to try an item again."""
     max_per_kind: int | None = None
     """Rows per call kind at most; none is all."""
+    samples_per_group: int = 12
+    """samples.html: items shown per kind, label and fate."""
+    data_licence: str = "not stated"
+    """Licence of the questions and documents, for the data card."""
     seed: int = 0
     """Seed of every draw."""
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "temperature", "negatives_per_positive", "min_negatives", "wrong_answers")
         _at_least(self, 1, "negatives_top", "max_tokens", "num_samples", "max_questions", "max_per_kind")
+        _at_least(self, 1, "max_class_ratio", "samples_per_group")
 
 
 @dataclass(config=STRICT)

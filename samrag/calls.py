@@ -74,6 +74,8 @@ class Call:
     """The answer under judgement."""
     critique: str = ""
     """Why the previous answer was refused (regeneration)."""
+    direct: bool = False
+    """Ask a judging kind for its verdict alone, without reasoning; only tuned students can be asked so."""
     sampling: Sampling = field(default_factory=Sampling)
     sample_index: int = 0
     """Repeated draws of an equal call are different records."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from samrag.arguments import DistillArguments, TeacherArguments
-from samrag.calls import Answer, Caption, Judgement
+from samrag.arguments import DistillArguments
+from samrag.calls import Answer, Call, Caption, FailureReason, Judgement
 from samrag.engines.base import Engine
 from samrag.errors import UserError
-from samrag.programs.distill import Distilled, DistillOptions, Passed, distill
+from samrag.programs.distill import Distilled, DistillOptions, Material, Passed, distill
 from samrag.programs.steps import spoken
 from samrag.progress import progress
 from samrag.prompts import PromptStyle, render, template_hash
@@ -30,17 +31,31 @@ def target_text(reply: Judgement | Answer | Caption) -> str:
     return write(reply.reasoning, values[0] if len(values) == 1 else values)
 
 
-def sft_row(question_id: str, passed: Passed) -> SftRow:
-    """A row with the student's lean prompt: the teacher's worked examples are not part of what is learnt."""
-    prompt = render(passed.call, PromptStyle.STUDENT)
+def sft_row(question_id: str, passed: Passed, direct: bool, call_key: str, teacher_model: str) -> SftRow:
+    """A row with the student's lean prompt: the teacher's worked examples are not part of what is learnt.
+
+    Args:
+        question_id: of which question.
+        passed: the teacher's call and its reply.
+        direct: teach the verdict alone, without the reasoning.
+        call_key: of the reply in the call store.
+        teacher_model: who wrote it.
+    """
+    prompt = render(replace(passed.call, direct=direct), PromptStyle.STUDENT)
+    reply = replace(passed.reply, reasoning="") if direct and isinstance(passed.reply, Judgement) else passed.reply
     return SftRow(
-        (prompt.message(), ChatMessage("assistant", target_text(passed.reply))),
+        (prompt.message(), ChatMessage("assistant", target_text(reply))),
         (prompt.image,) if prompt.image else (),
         passed.call.kind,
         passed.label,
         question_id,
         passed.doc_ids,
         template_hash(PromptStyle.STUDENT),
+        direct,
+        call_key,
+        teacher_model,
+        template_hash(PromptStyle.TEACHER),
+        passed.filters,
     )
 
 
@@ -69,85 +84,102 @@ def draw_wrong_answers(question: Question, questions: Sequence[Question], count:
     return list(drawn)
 
 
-async def ask_teacher(
+def options_of(arguments: DistillArguments) -> DistillOptions:
+    """The recipe's options from the arguments that bear their names."""
+    given = asdict(arguments)
+    return DistillOptions(**{field.name: given[field.name] for field in fields(DistillOptions) if field.name in given})
+
+
+def materials_of(
     questions: Sequence[Question],
     documents: Mapping[str, Document],
     rankings: Sequence[Sequence[Document]],
-    engine: Engine,
     arguments: DistillArguments,
-    teacher: TeacherArguments,
-) -> tuple[list[Distilled], Usage]:
-    """Run the recipe for every question; results in the order of the questions."""
-    options = DistillOptions(
-        temperature=arguments.temperature,
-        max_tokens=arguments.max_tokens,
-        seed=arguments.seed,
-        num_samples=arguments.num_samples,
-        bridge_positives=arguments.bridge_positives,
-        multi_document=arguments.multi_document,
-        refusals=arguments.refusals,
-    )
-    programs = []
+) -> list[Material]:
+    """What the recipe is applied to, one item a question; `question_ids` picks some, the draws stay those of all.
+
+    Raises:
+        UserError: one of the `question_ids` is not there.
+    """
+    unknown = set(arguments.question_ids) - {question.question_id for question in questions}
+    if unknown:
+        raise UserError(f"question_ids: {min(unknown)!r} is not in {arguments.questions_file}; check the ids.")
+    materials = []
     for question, ranking in zip(questions, rankings, strict=True):
+        if arguments.question_ids and question.question_id not in arguments.question_ids:
+            continue
         positives = [documents[i] for i in question.support_ids]
         negatives = draw_negatives(question, ranking, len(positives), arguments)
         wrong = draw_wrong_answers(question, questions, arguments.wrong_answers, arguments.seed)
-        programs.append(distill(question, positives, negatives, wrong, options))
+        materials.append(Material(question, positives, negatives, wrong))
+    return materials
+
+
+async def ask_teacher(
+    materials: Sequence[Material], engine: Engine, arguments: DistillArguments, concurrency: int
+) -> tuple[list[Distilled], Usage]:
+    """Run the recipe for every question; results in the order of the questions."""
+    programs = [distill(material, options_of(arguments)) for material in materials]
     results: dict[int, Distilled] = {}
     total = Usage()
     with progress("distilling", len(programs)) as advance:
-        async for position, result in run(programs, engine, Schedule.CONCURRENT, teacher.concurrency):
+        async for position, result in run(programs, engine, Schedule.CONCURRENT, concurrency):
             results[position] = result.value
             total += result.usage
             advance(note=f"{total.calls:,} calls, {total.cached_calls:,} stored, {total.failures:,} failed")
     return [results[i] for i in range(len(programs))], total
 
 
-def rows_of(results: Sequence[Distilled], max_per_kind: int | None, seed: int) -> list[SftRow]:
-    """All rows, capped per kind by a seeded draw, in the order of the questions."""
-    rows = [sft_row(result.question_id, passed) for result in results for passed in result.passed]
-    if max_per_kind is None:
-        return rows
-    by_kind: dict[str, list[int]] = defaultdict(list)
+def rows_of(
+    results: Sequence[Distilled], arguments: DistillArguments, teacher_model: str, key_of: Callable[[Call], str]
+) -> list[SftRow]:
+    """All rows in the order of the questions, balanced and capped per kind by seeded draws."""
+    forms = (False, True) if arguments.direct_verdicts else (False,)
+    rows = [
+        sft_row(result.question_id, passed, direct, key_of(passed.call), teacher_model)
+        for result in results
+        for passed in result.passed
+        for direct in forms
+        if not direct or isinstance(passed.reply, Judgement)
+    ]
+    rng = random.Random(f"rows:{arguments.seed}")
+    if arguments.max_class_ratio is not None:
+        rows = _balanced(rows, arguments.max_class_ratio, rng)
+    return rows if arguments.max_per_kind is None else _capped(rows, arguments.max_per_kind, rng)
+
+
+def _grouped(rows: Sequence[SftRow], *names: str) -> dict[tuple[object, ...], list[int]]:
+    """Row numbers by the values of some fields."""
+    groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        by_kind[row.kind].append(number)
-    rng = random.Random(f"cap:{seed}")
-    kept = {i for numbers in by_kind.values() for i in rng.sample(numbers, min(max_per_kind, len(numbers)))}
+        groups[tuple(getattr(row, name) for name in names)].append(number)
+    return groups
+
+
+def _balanced(rows: Sequence[SftRow], ratio: float, rng: random.Random) -> list[SftRow]:
+    """Of each kind and form, no class larger than `ratio` times the smallest; the order is kept."""
+    groups = _grouped(rows, "kind", "direct", "label")
+    kept: set[int] = set()
+    for group, numbers in groups.items():
+        least = min(len(others) for other, others in groups.items() if other[:2] == group[:2])
+        kept.update(rng.sample(numbers, min(len(numbers), int(ratio * least))))
     return [row for number, row in enumerate(rows) if number in kept]
 
 
-def data_card(
-    rows: Sequence[SftRow], dropped: Sequence[DroppedItem], usage: Usage, teacher: TeacherArguments, num_questions: int
-) -> str:
-    """A page that says what is in the set, what was refused and why, and what it took."""
-    kinds = Counter((row.kind, row.label) for row in rows)
-    reasons = Counter((item.kind, item.reason) for item in dropped)
-    lines = [
-        "# Teacher data",
-        "",
-        f"{len(rows):,} rows from {num_questions:,} questions; teacher `{teacher.teacher_model}`; "
-        f"student templates `{template_hash(PromptStyle.STUDENT)}`, "
-        f"teacher templates `{template_hash(PromptStyle.TEACHER)}`.",
-        "",
-        f"{usage.calls:,} calls ({usage.input_tokens:,} tokens in, {usage.output_tokens:,} out), "
-        f"{usage.failures:,} without a usable reply.",
-        "",
-        "Every row's verdict or answer agrees with the gold labels; a failed call is never a label.",
-        "",
-        "## Rows",
-        "",
-        "| kind | label | rows |",
-        "|---|---|---:|",
-        *(f"| {kind} | {label} | {count:,} |" for (kind, label), count in sorted(kinds.items())),
-        "",
-        "## Dropped",
-        "",
-        "| kind | reason | items |",
-        "|---|---|---:|",
-        *(f"| {kind} | {reason} | {count:,} |" for (kind, reason), count in sorted(reasons.items())),
-        "",
+def _capped(rows: Sequence[SftRow], most: int, rng: random.Random) -> list[SftRow]:
+    """At most so many rows a kind; the order is kept."""
+    groups = _grouped(rows, "kind").values()
+    kept = {number for numbers in groups for number in rng.sample(numbers, min(len(numbers), most))}
+    return [row for number, row in enumerate(rows) if number in kept]
+
+
+def quarantined(dropped: Sequence[DroppedItem], command: str) -> list[DroppedItem]:
+    """The items that got no usable reply, each with the command that tries its question again."""
+    return [
+        replace(item, replay=f"{command} --question_ids {item.question_id} --output_dir replay/{item.question_id}")
+        for item in dropped
+        if item.reason in list(FailureReason)
     ]
-    return "\n".join(lines)
 
 
 def documents_by_id(documents: Sequence[Document], path: Path, questions: Sequence[Question]) -> dict[str, Document]:

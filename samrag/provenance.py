@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -88,6 +89,11 @@ def _version(name: str) -> str:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return ""
+
+
+def command_line() -> str:
+    """The running command as one could type it again."""
+    return shlex.join(["python", *sys.argv])
 
 
 def identity(arguments: Sequence[object], inputs: Sequence[Path]) -> str:

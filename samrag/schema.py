@@ -185,6 +185,16 @@ class SftRow:
     doc_ids: tuple[str, ...]
     template: str
     """Hash of the prompt templates the row was rendered with."""
+    direct: bool = False
+    """The target is the verdict alone, without reasoning."""
+    call_key: str = ""
+    """Key of the teacher's reply in the call store."""
+    teacher: str = ""
+    """Model that wrote the target."""
+    teacher_template: str = ""
+    """Hash of the templates the teacher was asked with."""
+    filters: tuple[str, ...] = ()
+    """Checks against gold that the reply passed."""
 
     def __post_init__(self) -> None:
         markers = sum(message.content.count("<image>") for message in self.messages)
@@ -205,6 +215,8 @@ class DroppedItem:
     doc_ids: tuple[str, ...]
     reason: str
     detail: str = ""
+    replay: str = ""
+    """For an item without a usable reply: the command that tries its question again."""
 
 
 @dataclass(frozen=True, slots=True)

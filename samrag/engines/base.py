@@ -80,6 +80,17 @@ class Engine:
         """Render a call."""
         return Request(call.kind, render(call, self.style), call.sampling, call.sample_index, template_hash(self.style))
 
+    def key(self, call: Call) -> str:
+        """The call's key in the store behind this engine.
+
+        Raises:
+            TypeError: the backend keeps no store.
+        """
+        key = getattr(self.backend, "key", None)
+        if key is None:
+            raise TypeError(f"{type(self.backend).__name__} keeps no store; wrap it in RecordedBackend")
+        return str(key(self.request(call)))
+
     async def close(self) -> None:
         """Release the backend."""
         await self.backend.close()

@@ -177,6 +177,11 @@ class RecordedBackend:
         """That of the inner backend: a stored reply is its reply."""
         return self.inner.identity
 
+    def key(self, request: Request) -> str:
+        """The store's key of a request; empty when its image cannot be read, since then nothing is stored."""
+        description = self._describe(request)
+        return "" if isinstance(description, Failure) else description[0]
+
     async def close(self) -> None:
         """Close the inner backend and the store."""
         await self.inner.close()

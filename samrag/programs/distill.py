@@ -12,7 +12,7 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from samrag.calls import Answer, Call, CallKind, Caption, Failure, Judgement, Passage, Program, Reply
-from samrag.metrics.answers import mmqa_list_em
+from samrag.metrics.answers import mmqa_list_em, mmqa_list_f1
 from samrag.programs.steps import (
     Kept,
     SamplingOptions,
@@ -41,10 +41,16 @@ class DistillOptions(SamplingOptions):
     """Also judge contexts as inference has them: all positives, some of them, positives among negatives."""
     refusals: bool = True
     """Also ask for answers from negatives alone, kept when the teacher says "not stated"."""
+    wrong_forms: bool = True
+    """Also put the right answer to is_use in a form that nobody asked for; the paper judges form, but trains none."""
+    min_f1: float = 1.0
+    """Least official list F1 of an answer with gold, in 0..1; 1 asks for exact match."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
             raise ValueError(f"num_samples is {self.num_samples}; it must be at least 1")
+        if not 0 < self.min_f1 <= 1:
+            raise ValueError(f"min_f1 is {self.min_f1}; it must lie above 0 and be at most 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class Passed:
     call: Call
     doc_ids: tuple[str, ...]
     reply: Judgement | Answer | Caption
+    filters: tuple[str, ...] = ()
+    """The checks it passed."""
 
     @property
     def label(self) -> str:
@@ -86,20 +94,34 @@ class Wanted:
     probe: tuple[Passage, ...] | None = None
     """For captions and image judgements: the reply's text, put before these passages, must lead to the gold answer."""
 
-    def accepts(self, reply: Reply) -> bool:
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The checks a reply has to pass, in words that rows and the data card use."""
+        checks = ["the reply's contract"]
+        if self.verdicts:
+            checks.append("verdict " + " or ".join(self.verdicts))
+        if self.answers is not None:
+            checks.append("answer matches gold" if self.answers else "says that it is not stated")
+        if self.probe is not None:
+            checks.append("what it says leads to gold")
+        return tuple(checks)
+
+    def accepts(self, reply: Reply, min_f1: float) -> bool:
         """Whether a reply agrees with gold, the probe aside."""
         if isinstance(reply, Judgement):
             return reply.verdict in self.verdicts
         if isinstance(reply, Answer):
-            return matches(reply, self.answers or ())
+            return matches(reply, self.answers or (), min_f1)
         return isinstance(reply, Caption)
 
 
-def matches(reply: Reply, gold: tuple[str, ...]) -> bool:
-    """Normalised, list-aware exact match; with no gold, an abstention."""
+def matches(reply: Reply, gold: tuple[str, ...], min_f1: float) -> bool:
+    """Normalised, list-aware match: exact, or by F1 when `min_f1` is below 1; with no gold, an abstention."""
     if not isinstance(reply, Answer):
         return False
-    return mmqa_list_em(reply.values, gold) == 1.0 if gold else not reply.values
+    if not gold:
+        return not reply.values
+    return mmqa_list_em(reply.values, gold) == 1.0 if min_f1 == 1.0 else mmqa_list_f1(reply.values, gold) >= min_f1
 
 
 @dataclass(slots=True)
@@ -110,6 +132,8 @@ class _Recipe:
     options: DistillOptions
     passed: list[Passed] = field(default_factory=list)
     dropped: list[DroppedItem] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    """What a plan would have asked."""
 
     def sampled(self, wanted: Sequence[Wanted]) -> Generator[list[Call], list[Reply], list[Passed | None]]:
         """Draw until each item passes or its samples are used up; what passed, in the order asked."""
@@ -121,23 +145,22 @@ class _Recipe:
             replies = yield calls
             probes = [
                 (i, reply) for i, reply in zip(pending, replies, strict=True) if wanted[i].probe is not None
-                and wanted[i].accepts(reply)
+                and wanted[i].accepts(reply, self.options.min_f1)
             ]  # fmt: skip
-            probed = yield [self._probe(wanted[i], reply, index) for i, reply in probes]
-            misled = {
-                i for (i, _), reply in zip(probes, probed, strict=True) if not matches(reply, self.question.answers)
-            }
+            probed = yield [self._probe(wanted[i], _said(reply), index) for i, reply in probes]
+            gold, min_f1 = self.question.answers, self.options.min_f1
+            misled = {i for (i, _), reply in zip(probes, probed, strict=True) if not matches(reply, gold, min_f1)}
             for i, call, reply in zip(pending, calls, replies, strict=True):
                 if isinstance(reply, Failure):
                     reasons[i] = (str(reply.reason), reply.detail)
                 elif IMAGE_MARK in _said(reply):
                     reasons[i] = ("image_marker", _said(reply))  # a row would count it as an image
-                elif not wanted[i].accepts(reply):
+                elif not wanted[i].accepts(reply, min_f1):
                     reasons[i] = ("label_mismatch", _said(reply))
                 elif i in misled:
                     reasons[i] = ("caption_misses_answer", _said(reply))
                 else:
-                    result[i] = Passed(call, wanted[i].doc_ids, reply)
+                    result[i] = Passed(call, wanted[i].doc_ids, reply, wanted[i].filters)
         for item, passed, (reason, detail) in zip(wanted, result, reasons, strict=True):
             if passed is None:
                 self.dropped.append(
@@ -146,8 +169,8 @@ class _Recipe:
         self.passed += [passed for passed in result if passed is not None]
         return result
 
-    def _probe(self, item: Wanted, reply: Reply, index: int) -> Call:
-        shown = (Passage(item.call.title, _said(reply)), *(item.probe or ()))
+    def _probe(self, item: Wanted, said: str, index: int) -> Call:
+        shown = (Passage(item.call.title, said), *(item.probe or ()))
         return Call(
             CallKind.ANSWER, self.question.question, shown, sampling=self.options.sampling(), sample_index=index
         )
@@ -157,33 +180,65 @@ class _Recipe:
         return Call(kind, self.question.question, passages(context), answer=answer, sampling=self.options.sampling())
 
 
+_INVENTED = "What a teacher would say here, in some thirty words, so that the prompts that show it are as long. " * 2
+
+
+class _Plan(_Recipe):
+    """A recipe whose teacher is always right at once: it asks nothing, and notes what it would have asked."""
+
+    def sampled(self, wanted: Sequence[Wanted]) -> Generator[list[Call], list[Reply], list[Passed | None]]:
+        """Invent replies that pass."""
+        self.calls += [item.call for item in wanted]
+        self.calls += [self._probe(item, _INVENTED, 0) for item in wanted if item.probe is not None]
+        yield from ()
+        return [Passed(item.call, item.doc_ids, self._invented(item)) for item in wanted]
+
+    def _invented(self, item: Wanted) -> Judgement | Answer | Caption:
+        if item.verdicts:
+            return Judgement(next(iter(item.verdicts)), _INVENTED)
+        return Caption(f"Shown: {_INVENTED}") if item.answers is None else Answer(item.answers, _INVENTED)
+
+
 def _said(reply: Reply) -> str:
     if isinstance(reply, Judgement):
         return reply.reasoning
     return reply.text if isinstance(reply, Caption) else spoken(reply.values) if isinstance(reply, Answer) else ""
 
 
-def distill(
-    question: Question,
-    positives: Sequence[Document],
-    negatives: Sequence[Document],
-    wrong_answers: Sequence[str],
-    options: DistillOptions,
-) -> Program[Distilled]:
-    """Yield the teacher's calls for one question, receive its replies, return what agrees with gold (section 3.3).
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What the recipe is applied to: one question with its documents."""
 
-    Args:
-        question: a question with gold answers.
-        positives: its distinct supporting documents.
-        negatives: documents that are not supports, drawn from the top of a ranking.
-        wrong_answers: answers of other questions, for the judges to refuse; the paper has none.
-        options: see `DistillOptions`.
-    """
-    recipe = _Recipe(question, options)
+    question: Question
+    """With gold answers."""
+    positives: Sequence[Document]
+    """Its distinct supporting documents."""
+    negatives: Sequence[Document]
+    """Documents that are not supports, drawn from the top of a ranking."""
+    wrong_answers: Sequence[str] = ()
+    """Answers of other questions, for the judges to refuse; the paper has none."""
+
+
+def distill(material: Material, options: DistillOptions) -> Program[Distilled]:
+    """Yield the teacher's calls for one question, receive its replies, return what agrees with gold (section 3.3)."""
+    return _follow(_Recipe(material.question, options), material)
+
+
+def planned_calls(material: Material, options: DistillOptions) -> list[Call]:
+    """The calls of `distill` when every item passes at its first sample: the plan, and the least it can cost."""
+    plan = _Plan(material.question, options)
+    for _ in _follow(plan, material):
+        raise AssertionError("a plan asks nothing")
+    return plan.calls
+
+
+def _follow(recipe: _Recipe, material: Material) -> Program[Distilled]:
+    """The stages, each fed by what the last one kept."""
+    question, options, positives = recipe.question, recipe.options, material.positives
     if not options.bridge_positives:
         positives = [document for document in positives if document.doc_id in question.answer_bearing_ids]
     captions = yield from _captions(recipe, positives)
-    kept, refused = yield from _relevance(recipe, positives, negatives, captions)
+    kept, refused = yield from _relevance(recipe, positives, material.negatives, captions)
     if len(kept) < len(positives) or not kept:
         recipe.dropped.append(
             DroppedItem(
@@ -194,7 +249,7 @@ def distill(
     contexts = _Contexts.of(question, kept, refused, captions, options)
     answered = yield from _answers(recipe, contexts)
     if answered:
-        yield from _judges(recipe, contexts, wrong_answers)
+        yield from _judges(recipe, contexts, material.wrong_answers)
     return Distilled(question.question_id, tuple(recipe.passed), tuple(recipe.dropped))
 
 
@@ -320,6 +375,8 @@ def _judges(
             (kind, contexts.whole[i % len(contexts.whole)], wrong, (Verdict.FALSE,))
             for i, wrong in enumerate(wrong_answers)
         ]
+    if recipe.options.wrong_forms:
+        plan.append((CallKind.IS_USE, contexts.whole[0], _misworded(recipe.question), (Verdict.FALSE,)))
     return (
         yield from recipe.sampled(
             [
@@ -328,3 +385,14 @@ def _judges(
             ]
         )
     )
+
+
+def _misworded(question: Question) -> str:
+    """The right answer in a form that is not the shortest: a sentence, hedged or padded, drawn by the question's id."""
+    answer = spoken(question.answers)
+    forms = (
+        f"The answer to the question is {answer}.",
+        f"According to the documents it would be {answer}, as far as one can see.",
+        f"It is {answer}; the documents say so, and nothing else is known of it.",
+    )
+    return random.Random(f"form:{question.question_id}").choice(forms)

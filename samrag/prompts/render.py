@@ -17,7 +17,7 @@ from importlib import resources
 
 import jinja2
 
-from samrag.calls import Call, CallKind, Passage
+from samrag.calls import JUDGEMENTS, Call, CallKind, Passage
 from samrag.replies import write
 from samrag.schema import ChatMessage
 
@@ -98,14 +98,20 @@ def _block(name: str, kind: CallKind, style: PromptStyle, **values: object) -> s
 
 
 @functools.cache
-def _instruction(kind: CallKind, style: PromptStyle) -> str:
+def _instruction(kind: CallKind, style: PromptStyle, direct: bool) -> str:
     examples = worked_examples(kind) if style is PromptStyle.TEACHER else ()
-    return _block("instruction", kind, style, examples=examples)
+    return _block("instruction", kind, style, examples=examples, direct=direct)
 
 
 def render(call: Call, style: PromptStyle) -> Prompt:
-    """Put a call into words."""
-    return Prompt(_instruction(call.kind, style), call.image, _block("body", call.kind, style, call=call))
+    """Put a call into words.
+
+    Raises:
+        ValueError: a direct verdict is asked of a teacher, whose worked examples reason, or of a kind without verdict.
+    """
+    if call.direct and (style is PromptStyle.TEACHER or call.kind not in JUDGEMENTS):
+        raise ValueError(f"a direct {call.kind} in {style} style; only the student's judging kinds have one")
+    return Prompt(_instruction(call.kind, style, call.direct), call.image, _block("body", call.kind, style, call=call))
 
 
 @functools.cache

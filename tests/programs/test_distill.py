@@ -25,7 +25,7 @@ from samrag.miniworld.language import (
     understand,
 )
 from samrag.miniworld.world import Club, Split, draw_clubs, draw_emblem_facts
-from samrag.programs.distill import Distilled, DistillOptions, Passed, distill
+from samrag.programs.distill import Distilled, DistillOptions, Material, Passed, distill, planned_calls
 from samrag.programs.steps import spoken
 from samrag.replies import NOT_STATED, parse, write
 from samrag.schema import Document, Modality, Question, Verdict
@@ -33,7 +33,7 @@ from tests.programs.scripted import BROKEN, Played, Script, hashed, play
 
 CLUBS = draw_clubs(Split.TRAIN, 24, 3)
 EMBLEMS = {club.name + EMBLEM: club.emblem for club in CLUBS}
-PAPER = {"multi_document": False, "refusals": False, "num_samples": 1}
+PAPER = {"multi_document": False, "refusals": False, "num_samples": 1, "wrong_forms": False}
 
 
 def _documents() -> dict[str, Document]:
@@ -97,16 +97,19 @@ def wrong_teacher(error_rate: float, seed: int = 0) -> Script:
     return script
 
 
-def distilled(item: tuple[Club, Relation, Question], script: Script, **options: object) -> Played[Distilled]:
+def material(item: tuple[Club, Relation, Question], wrong_answers: bool = True) -> Material:
     club, relation, question = item
     rng = random.Random(question.question_id)
     alike = [d for i, d in DOCUMENTS.items() if i not in question.support_ids and set(i.split()) & {*club.name.split()}]
     others = [document for i, document in DOCUMENTS.items() if i not in question.support_ids]
     negatives = list({d.doc_id: d for d in [*alike[:2], *rng.sample(others, 2)]}.values())
     wrong = [value for value in (*rng.sample(VALUES[relation], 3), "Nobody") if value not in question.answers][:3]
+    return Material(question, [DOCUMENTS[i] for i in question.support_ids], negatives, wrong if wrong_answers else [])
+
+
+def distilled(item: tuple[Club, Relation, Question], script: Script, **options: object) -> Played[Distilled]:
     given = DistillOptions(**options)  # type: ignore[arg-type]
-    positives = [DOCUMENTS[i] for i in question.support_ids]
-    return play(distill(question, positives, negatives, wrong if options != PAPER else [], given), script)
+    return play(distill(material(item, wrong_answers=options != PAPER), given), script)
 
 
 def is_right(passed: Passed) -> bool:
@@ -262,7 +265,56 @@ def test_the_contexts_depend_on_the_seed_and_the_question_alone() -> None:
     assert len(orders) > 1
 
 
-@pytest.mark.parametrize(("wrong", "field"), [({"num_samples": 0}, "num_samples")])
+@pytest.mark.parametrize("options", [{}, PAPER, {"bridge_positives": False}], ids=["ours", "paper", "no bridges"])
+def test_the_plan_is_what_a_teacher_that_is_always_right_is_asked(options: dict[str, object]) -> None:
+    def shape(call: Call) -> tuple[object, ...]:
+        return call.kind, call.title, call.answer, tuple(passage.title for passage in call.passages)
+
+    given = DistillOptions(**options)  # type: ignore[arg-type]
+    for item in QUESTIONS:
+        planned = planned_calls(material(item, wrong_answers=options != PAPER), given)
+        assert Counter(map(shape, planned)) == Counter(map(shape, distilled(item, truth, **options).calls))
+
+
+def test_the_right_answer_in_a_wrong_form_is_taught_as_of_no_use_and_is_not_put_to_is_sup() -> None:
+    for item in QUESTIONS:
+        gold = spoken(item[2].answers)
+        passed = distilled(item, truth).value.passed
+        worded = [p for p in passed if gold in p.call.answer and p.call.answer != gold]
+        assert [(p.call.kind, p.label) for p in worded] == [(CallKind.IS_USE, "False")]
+        plain = distilled(item, truth, wrong_forms=False).value.passed
+        assert [p for p in passed if p not in worded] == list(plain)
+
+
+def test_answers_may_be_matched_by_f1() -> None:
+    gold = spoken(QUESTIONS[0][2].answers)
+
+    def wordy(call: Call) -> Reply:
+        right = truth(call)
+        return Answer((f"{gold} perhaps",), "") if isinstance(right, Answer) and right.values else right
+
+    def labels(min_f1: float) -> set[str]:
+        return {p.label for p in distilled(QUESTIONS[0], wordy, min_f1=min_f1).value.passed}
+
+    assert "answer" not in labels(1.0)
+    assert "answer" in labels(0.6)  # one of two words: F1 is 2/3
+    assert "answer" not in labels(0.7)
+
+
+def test_every_row_says_which_checks_it_passed() -> None:
+    for item in QUESTIONS:
+        for p in distilled(item, truth).value.passed:
+            checks = set(p.filters)
+            assert "the reply's contract" in checks
+            assert (p.label == "answer") == ("answer matches gold" in checks)
+            assert (p.label == "abstain") == ("says that it is not stated" in checks)
+            if p.call.image and p.label in ("True", "caption"):
+                assert "what it says leads to gold" in checks
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"), [({"num_samples": 0}, "num_samples"), ({"min_f1": 0}, "min_f1"), ({"min_f1": 1.1}, "min_f1")]
+)
 def test_impossible_options_are_refused(wrong: dict[str, float], field: str) -> None:
     with pytest.raises(ValueError, match=field):
         DistillOptions(**wrong)  # type: ignore[arg-type]
