@@ -3,20 +3,22 @@
     python scripts/build_tiny_llava.py --output_dir samrag/miniworld/tiny_llava_base
 
 Two stages, as with the real LLaVA: first the vision tower alone, on emblems with labels; then, with the tower frozen,
-projector and language model on captioning, answering from given content, and repeating. No verdicts. The result is
-shipped with samrag; running this again is only needed after a change of the mini world or of the student prompts.
+projector and language model on repeating words, comparing names, captioning, and answering from given content. No
+verdicts. The result is shipped with samrag; running this again is only needed after a change of the mini world or of
+the student prompts.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
 import random
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +26,17 @@ import torch
 
 from samrag.miniworld import tiny_llava
 from samrag.miniworld.drawing import draw
-from samrag.miniworld.pretraining import Example, Names, draw_example, repeat_example
+from samrag.miniworld.pretraining import (
+    MAX_PASSAGES,
+    Example,
+    Names,
+    draw_example,
+    rehearsed_compare_example,
+    repeat_example,
+)
 from samrag.miniworld.world import COLOURS, COUNTS, SHAPES, Split, draw_emblem_facts
 
+Lesson = Callable[[random.Random, Names], Example]
 VISION_LABELS = {"background": COLOURS, "colour": COLOURS, "shape": SHAPES, "count": COUNTS}
 
 
@@ -79,13 +89,8 @@ class Batches:
     def __init__(self, processor: Any, names: Names, batch_size: int, seed: int) -> None:
         self.processor, self.names, self.batch_size = processor, names, batch_size
         self.rng = random.Random(seed)
-        self.max_passages = 0
-
-    def draw(self) -> Example:
-        """An example of the present part of the curriculum; 0 passages: repeating alone."""
-        if self.max_passages == 0:
-            return repeat_example(self.rng, self.names)
-        return draw_example(self.rng, self.names, self.max_passages)
+        self.lesson: Lesson = repeat_example
+        """Draws the examples of the present part of the curriculum."""
 
     def encode(self, example: Example) -> tuple[list[int], int, torch.Tensor | None]:
         """Token ids, where the target begins, and pixel values[3, H, W]."""
@@ -114,7 +119,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
-            rows = [self.encode(self.draw()) for _ in range(8 * self.batch_size)]
+            rows = [self.encode(self.lesson(self.rng, self.names)) for _ in range(8 * self.batch_size)]
             rows.sort(key=lambda row: len(row[0]))
             chunks = [rows[i : i + self.batch_size] for i in range(0, len(rows), self.batch_size)]
             self.rng.shuffle(chunks)
@@ -147,13 +152,23 @@ def exact_match(model: Any, batches: Batches, examples: list[Example]) -> dict[s
     return {task: round(sum(values) / len(values), 3) for task, values in sorted(right.items())}
 
 
+def lesson(step: int, args: argparse.Namespace) -> Lesson:
+    """The curriculum: copy words, compare names, then read one document, and more of them bit by bit."""
+    first = args.num_repeat_steps + args.num_compare_steps
+    if step <= first:
+        return repeat_example if step <= args.num_repeat_steps else rehearsed_compare_example
+    share = (step - first) / max(1, args.num_steps - first)
+    return functools.partial(draw_example, max_passages=1 + int((MAX_PASSAGES - 1) * min(1.0, 2 * share)))
+
+
 def main() -> None:
     """Build the tokenizer, pretrain, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--num_vision_steps", type=int, default=1500)
     parser.add_argument("--num_repeat_steps", type=int, default=700)
-    parser.add_argument("--num_steps", type=int, default=3700)
+    parser.add_argument("--num_compare_steps", type=int, default=500)
+    parser.add_argument("--num_steps", type=int, default=4200)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--hidden", type=int, default=128)
@@ -188,8 +203,7 @@ def main() -> None:
     losses: list[float] = []
     history: list[dict[str, Any]] = [{"vision_accuracy": vision}]
     for step, batch in enumerate(batches, 1):
-        share = (step - args.num_repeat_steps) / (args.num_steps - args.num_repeat_steps)
-        batches.max_passages = 0 if share < 0 else 1 + int(4 * share)  # copy first; then one document, up to four
+        batches.lesson = lesson(step, args)
         loss = forward(model, batch)[0].mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -238,8 +252,8 @@ learns.
 | vision accuracy, images held out | {history[0]["vision_accuracy"]} |
 
 First the vision tower alone, on emblems with labels; then, with the tower frozen, projector and language model on
-captioning, answering from given content, and repeating. Share of examples with never-seen names whose whole greedy
-reply is right:
+repeating words, comparing names, captioning, and answering from at most {MAX_PASSAGES} documents. Share of examples
+with never-seen names whose whole greedy reply is right:
 
 | task | exact |
 |---|---:|

@@ -1,7 +1,8 @@
-"""Examples that teach the tiny LLaVA what any general VLM can do: caption, read, answer, "not stated", repeat. Pure.
+"""Examples that teach the tiny LLaVA what any general VLM can do: copy, compare, caption, read, answer. Pure.
 
-No verdicts: judging relevance, use and support is what the adapter learns from the teacher. Facts are drawn anew for
-each example, so nothing can be learnt by heart; names come from the pretraining pool only.
+Questions that the content does not answer are answered "not stated". No verdicts: judging relevance, use and support is
+what the adapter learns from the teacher. Facts are drawn anew for each example, so nothing can be learnt by heart;
+names come from the pretraining pool only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from samrag.miniworld.language import (
     describe,
     founder_text,
 )
-from samrag.miniworld.oracle import asked, judged_line, read_passage, reply
+from samrag.miniworld.oracle import asked, compare, judged_line, read_passage, reply
 from samrag.miniworld.world import (
     ANIMALS,
     COLOURS,
@@ -45,9 +46,12 @@ from samrag.miniworld.world import (
 from samrag.prompts import PromptStyle, render
 from samrag.replies import write
 
+MAX_PASSAGES = 4
+"""Documents in one context at most; longer contexts are new to the base model."""
 _WORDS = (
     *COLOURS, *COUNTS, *JOBS, *SHAPES, *SPORTS, *TOWNS, *YEARS, *Relation,
-    "True", "False", "Partial", "yes", "no", "document", "question", "answer", "founder", "club",
+    "True", "False", "Partial", "yes", "no", "same", "other",
+    "document", "question", "answer", "founder", "club", "emblem",
 )  # fmt: skip
 _LIST = (*PLACES, *ANIMALS, *FIRST_NAMES, *LAST_NAMES, *_WORDS)
 
@@ -99,8 +103,7 @@ def _passage(rng: random.Random, club: Club, source: str, relation: Relation, wa
         return Passage(club.founder.name, founder_text(club))
     title, text = club.name + EMBLEM, describe(club.emblem)
     if rng.random() < 0.4:  # as a merged relevance judgement leaves it in the context
-        relevant = relation in IMAGE_RELATIONS and club.name == wanted
-        line = judged_line(title, read_passage(title, text), relevant, relation)
+        line = judged_line(relation, wanted, title, read_passage(title, text))
         text = f"{text} {asked(relation, wanted)} {line}"
     return Passage(title, text)
 
@@ -159,12 +162,29 @@ def repeat_example(rng: random.Random, names: Names) -> Example:
     return Example("repeat", prompt, write("", text))
 
 
+def compare_example(rng: random.Random, names: Names) -> Example:
+    """Compare names with one name, word by word: what every reading of documents here rests on."""
+    name = rng.choice(names.clubs)
+    others = [name if rng.random() < 0.3 else _lookalike(rng, names, name) for _ in range(rng.randint(2, 6))]
+    listed = "\n".join(others)
+    prompt = (
+        'Compare the names with the one in question. Reply in JSON with "Response".\n'
+        f"<document>\n{listed}\n</document>\n<question>\n{name}\n</question>"
+    )
+    return Example("compare", prompt, write("", " ".join(f"{compare(other, name)}." for other in others)))
+
+
+def rehearsed_compare_example(rng: random.Random, names: Names) -> Example:
+    """Comparing, with one example in seven of repeating, so that copying is not forgotten."""
+    return (repeat_example if rng.random() < 0.15 else compare_example)(rng, names)
+
+
 def _is_name(first: str, last: str) -> bool:
     return (first in PLACES and last in ANIMALS) or (first in FIRST_NAMES and last in LAST_NAMES)
 
 
-def draw_example(rng: random.Random, names: Names, max_passages: int = 4) -> Example:
-    """Draw one example: mostly questions over given content, then captions, then plain repeating."""
+def draw_example(rng: random.Random, names: Names, max_passages: int = MAX_PASSAGES) -> Example:
+    """Draw one example: mostly questions over given content, then captions, then repeating and comparing."""
     task = rng.random()
     if task < 0.7:
         return _answer_example(rng, names, max_passages)
@@ -172,4 +192,4 @@ def draw_example(rng: random.Random, names: Names, max_passages: int = 4) -> Exa
         return _caption_example(rng, names, CallKind.CAPTION_QUERY)
     if task < 0.88:
         return _caption_example(rng, names, CallKind.CAPTION_RAW)
-    return repeat_example(rng, names)
+    return (compare_example if task < 0.94 else repeat_example)(rng, names)

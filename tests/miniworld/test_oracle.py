@@ -147,6 +147,7 @@ def test_every_reply_keeps_the_contract(kind: CallKind, question: str) -> None:
 def test_the_reasoning_says_what_is_asked_goes_through_the_documents_and_says_what_the_answer_is() -> None:
     reasoning = oracle.reply(CallKind.IS_SUP, JOB, [OTHER_CLUB, CLUB, FOUNDER], answer="baker").reasoning
     assert reasoning == (
-        "Asked: the job of the founder of the Oak Owls. Oak Hawks: no. Oak Owls: yes, the founder is Ada Page. "
-        "Ada Page, the Owls: yes, the job is baker. The answer is baker, a job."
+        "Asked: the job of the founder of the Oak Owls. Oak Oak same, Hawks Owls other, club: no. "
+        "Oak Oak same, Owls Owls same, club: yes, the founder is Ada Page. "
+        "Ada Page, Owls Owls same, founder: yes, the job is baker. The answer is baker, a job."
     )
