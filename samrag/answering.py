@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -63,30 +64,43 @@ def depth(loop: LoopArguments) -> int:
 
 
 def teacher_backend(arguments: TeacherArguments, image_root: Path) -> ApiBackend:
-    """The teacher's server."""
-    from samrag.engines.api import ApiBackend
+    """The teacher's server.
 
+    Raises:
+        UserError: the price file cannot be used, or there is a budget and no price.
+    """
+    from samrag.engines.api import ApiBackend
+    from samrag.engines.costs import Ledger, price_of
+
+    price = price_of(arguments.teacher_model, Path(arguments.price_file) if arguments.price_file else None)
     return ApiBackend(
         arguments.teacher_model,
-        arguments.teacher_url or "https://api.openai.com/v1",
+        arguments.teacher_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1",
         arguments.api_key_env,
         image_root=image_root,
         concurrency=arguments.concurrency,
+        requests_per_minute=arguments.requests_per_minute,
+        tokens_per_minute=arguments.tokens_per_minute,
         timeout_s=arguments.timeout_s,
         max_attempts=arguments.max_attempts,
         structured_output=arguments.structured_output,
+        max_image_px=arguments.max_image_px,
+        max_tokens_name=arguments.max_tokens_name,
+        repairs=arguments.repair,
+        ledger=Ledger(price, arguments.budget_usd),
     )
 
 
 def recorded(backend: Backend, store: Store, image_root: Path, style: PromptStyle) -> Engine:
-    """An engine whose replies are all stored.
+    """An engine whose replies are all stored; a teacher's unusable replies are asked about once more.
 
     Raises:
         UserError: there is no folder of images.
     """
     if not image_root.is_dir():
         raise UserError(f"image_root: there is no folder {image_root}; check the path.")
-    return Engine(RecordedBackend(backend, store, image_root), style)
+    repairs, meter = getattr(backend, "repairs", False), getattr(backend, "meter", None)
+    return Engine(RecordedBackend(backend, store, image_root), style, repairs=repairs, meter=meter)
 
 
 def rank_documents(

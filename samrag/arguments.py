@@ -80,17 +80,32 @@ class TeacherArguments:
     api_key_env: str = "OPENAI_API_KEY"
     """Environment variable that holds the key."""
     concurrency: int = 32
-    """Calls in flight at most."""
+    """Calls in flight at most; fewer while the server is overloaded."""
+    requests_per_minute: int | None = None
+    """Requests a minute at most; none keeps to what the server's headers say."""
+    tokens_per_minute: int | None = None
+    """Tokens a minute at most, prompt and length limit counted; none keeps to what the server's headers say."""
     timeout_s: float = 60.0
     """Seconds a call may take."""
     max_attempts: int = 5
-    """Attempts per call."""
-    structured_output: bool = True
-    """Ask the server to enforce the reply's JSON schema."""
+    """Attempts per call; a 429 is waited out and does not count."""
+    structured_output: Literal["json_schema", "vllm", "none"] = "json_schema"
+    """How the server is asked to keep the reply's JSON schema: response_format, vLLM's structured_outputs, or not."""
+    repair: bool = True
+    """Ask once more after a reply that is invalid (showing what is wrong) or was cut (with twice the room)."""
+    max_tokens_name: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """Name of the length limit in a request; newer OpenAI models want max_completion_tokens."""
+    max_image_px: int = 1024
+    """Longest side of an image that is sent."""
+    budget_usd: float | None = None
+    """Dollars this run may spend; it stops before the call that may go beyond. None is no limit."""
+    price_file: str | None = None
+    """YAML of prices that go before the packaged ones (samrag/engines/prices.yaml)."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "concurrency", "max_attempts")
+        _at_least(self, 1, "concurrency", "max_attempts", "requests_per_minute", "tokens_per_minute", "max_image_px")
         _at_least(self, 0.001, "timeout_s")
+        _at_least(self, 0, "budget_usd")
 
 
 @dataclass(config=STRICT)
@@ -105,6 +120,8 @@ class CaptionArguments:
     """Temperature of the captions."""
     max_tokens: int = 300
     """Longest caption, in tokens."""
+    dry_run: bool = False
+    """Only say how many calls are stored, and what the others would take."""
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "temperature")

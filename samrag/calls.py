@@ -91,6 +91,8 @@ class FailureReason(StrEnum):
     BAD_IMAGE = "bad_image"
     TOO_LONG = "too_long"  # the prompt does not fit the model's context
     SERVER = "server"  # still failing after the last retry
+    RATE_LIMITED = "rate_limited"  # turned away by the server's limits, time and again
+    PENDING = "pending"  # not asked yet: it waits for a batch
 
 
 @dataclass(frozen=True, slots=True)

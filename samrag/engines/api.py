@@ -1,57 +1,58 @@
 """A model behind an OpenAI-compatible server: OpenAI itself, vLLM, SGLang, llama.cpp, or the mini world's teacher.
 
 The client's own retries are off; retrying is done here, by class of error: what may pass is tried again, what cannot
-is a `Failure` of that request, and what would spoil every request (key, model, address) stops the run. The API key is
-read from the environment when the client is made, and is kept nowhere else.
-
-Left out: limits on requests and tokens a minute, prices, and the batch endpoint.
+is a `Failure` of that request, and what would spoil every request (key, model, address, credit, budget) stops the run.
+Whatever was sent by then is waited for, since it is paid for. The API key is read from the environment when the client
+is made, and is kept nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
 import json
+import logging
 import os
 import random
-import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PIL import Image
-
 from samrag.calls import Failure, FailureReason
 from samrag.engines.base import RawReply, Request
+from samrag.engines.chat import ChatFormat, Images, StructuredOutput, billed, read_completion
+from samrag.engines.costs import Estimate, Ledger, Tokens, estimate, guessed_tokens, most_tokens
+from samrag.engines.limits import Clock, Limiter, Turn, retry_after_s
+from samrag.engines.meter import Meter
 from samrag.errors import UserError
 from samrag.files import within
-from samrag.images import IMAGE_ERRORS, read_image
-from samrag.replies import reply_schema
+from samrag.images import IMAGE_ERRORS
 
 if TYPE_CHECKING:
     import openai
 
-_FIRST_DELAY_S, _LONGEST_DELAY_S, _LONGEST_SERVER_DELAY_S = 0.5, 30.0, 300.0
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
 _RETRIED_STATUS = (408, 409, 429)
-_CACHED_IMAGES = 256
+_NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
+_MOST_LIMITED = 50  # 429s that one request sits out; they are not attempts
 _REFUSALS_THAT_STOP = 20
+log = logging.getLogger(__name__)
 
 
-def data_uri(path: Path, max_px: int) -> str:
-    """An image as a data URI, its longest side at most `max_px`; photographs (JPEG) as JPEG, all others as PNG."""
-    with Image.open(path) as original:
-        media = "jpeg" if original.format == "JPEG" else "png"
-    image = read_image(path)
-    image.thumbnail((max_px, max_px), Image.Resampling.LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, media, **({"quality": 92} if media == "jpeg" else {}))
-    return f"data:image/{media};base64,{base64.b64encode(buffer.getvalue()).decode()}"
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    """An attempt that came to nothing, and may be made again."""
+
+    name: str
+    """Its class, for the counts."""
+    detail: str
+    headers: Mapping[str, str]
+    unreachable: bool = False
+    """No connection came about (refused, unknown host), as against a slow or broken one."""
 
 
 class ApiBackend:
-    """Asks a chat-completions server, with bounded concurrency and bounded retries."""
+    """Asks a chat-completions server, within its limits and the budget."""
 
     answers_singly = True
     """Requests do not gain from coming in one batch; a store around this backend saves each reply on arrival."""
@@ -64,11 +65,16 @@ class ApiBackend:
         *,
         image_root: Path,
         concurrency: int = 32,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
         timeout_s: float = 60.0,
         max_attempts: int = 5,
-        structured_output: bool = True,
+        structured_output: StructuredOutput = "json_schema",
         max_image_px: int = 1024,
         max_tokens_name: str = "max_tokens",
+        repairs: bool = True,
+        ledger: Ledger | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Keep the settings; nothing is contacted yet.
 
@@ -77,32 +83,42 @@ class ApiBackend:
             base_url: Address of the API, usually ending in `/v1`.
             api_key_env: Environment variable that holds the key; servers of one's own mostly need none.
             image_root: Folder the image paths of requests are relative to.
-            concurrency: Requests under way at once.
+            concurrency: Requests under way at once, at most; fewer when the server is overloaded.
+            requests_per_minute: Requests sent a minute, at most; a lower limit in the server's headers wins.
+            tokens_per_minute: Tokens a minute, counted as prompt and `max_tokens`, likewise.
             timeout_s: Longest wait for one attempt.
-            max_attempts: Attempts a request, the first included.
-            structured_output: Ask the server to enforce the reply's JSON schema.
+            max_attempts: Attempts a request, the first included; a 429 does not count as one.
+            structured_output: How the server is asked to enforce the reply's JSON schema.
             max_image_px: Longest side of an image that is sent.
             max_tokens_name: Name of the length limit in a request; newer OpenAI models want `max_completion_tokens`.
+            repairs: Unusable replies may be asked about once more (see `samrag.engines.base.Engine`).
+            ledger: Prices and budget.
+            clock: For waiting; the machine's own by default.
         """
         counts = {"concurrency": concurrency, "max_attempts": max_attempts, "max_image_px": max_image_px}
-        for name, value in counts.items():
-            if value < 1:
+        rates = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute}
+        for name, value in {**counts, **rates}.items():
+            if value is not None and value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         self.model = model
         self.base_url = base_url
         self.api_key_env = api_key_env
         self.image_root = Path(image_root)
-        self.concurrency = concurrency
         self.timeout_s = timeout_s
         self.max_attempts = max_attempts
-        self.structured_output = structured_output
         self.max_image_px = max_image_px
-        self.max_tokens_name = max_tokens_name
+        self.repairs = repairs
+        self.format = ChatFormat(model, structured_output, max_tokens_name)
+        self.limiter = Limiter(concurrency, requests_per_minute, tokens_per_minute, clock)
+        self.ledger = ledger or Ledger()
+        self.meter = Meter(self.ledger)
+        self._images = Images(max_image_px)
         self._client: openai.AsyncOpenAI | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._places = asyncio.Semaphore(concurrency)
-        self._images: OrderedDict[tuple[Path, int, int], str] = OrderedDict()
-        self._not_before = 0.0  # monotonic time until which the server asked everyone to wait
+        self._tasks: set[asyncio.Task[RawReply | Failure]] = set()
+        self._sent: set[asyncio.Task[Any]] = set()
+        self._stopped_by: UserError | None = None
+        self._closing = False
         self._reached = False
         self._num_answered = 0
         self._num_refused = 0
@@ -113,126 +129,184 @@ class ApiBackend:
     @property
     def identity(self) -> str:
         """Model and what shapes its replies; not the address, the key or the limits."""
-        return f"api:{self.model};schema={self.structured_output};image_px={self.max_image_px}"
+        return f"api:{self.model};schema={self.format.structured_output};image_px={self.max_image_px}"
+
+    def estimate(self, requests: Sequence[Request], share: float = 1.0) -> Estimate:
+        """What requests will take, none of them stored; `share` is the part of the price that is paid."""
+        return estimate(requests, self.ledger.price, self.max_image_px, share)
 
     async def generate(self, requests: Sequence[Request]) -> list[RawReply | Failure]:
         """Answer requests, in order.
 
         Raises:
-            UserError: bad key, unknown model, wrong address, no credit: the run cannot go on.
+            UserError: bad key, unknown model, wrong address, no credit, budget spent: the run cannot go on.
         """
-        self._connect()
+        self.connect()
         tasks = [asyncio.create_task(self._answer(request)) for request in requests]
+        self._tasks.update(tasks)
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Drop what was not sent, wait for what was, and close the connections."""
         client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
-            await client.close()
+        if client is None or self._loop is not asyncio.get_running_loop():
+            return
+        self._closing = True
+        for task in self._tasks - self._sent:
+            task.cancel()
+        if self._sent:
+            log.info("waiting for %d calls under way; their replies are stored.", len(self._sent))
+            await asyncio.wait(set(self._sent), timeout=self.timeout_s + 1)
+        await client.close()
 
-    def _connect(self) -> None:
-        """Make the client in the running loop; one left from an ended loop is dropped."""
+    def connect(self) -> openai.AsyncOpenAI:
+        """The client, made in the running loop; one left from an ended loop is dropped.
+
+        Raises:
+            UserError: the server needs a key, and there is none.
+        """
         import openai
 
         loop = asyncio.get_running_loop()
-        if self._client is not None and self._loop is loop:
-            return
-        key = os.environ.get(self.api_key_env, "")
-        if not key and "api.openai.com" in self.base_url:
-            raise UserError(f"{self.base_url} needs a key; set the environment variable {self.api_key_env}.")
-        self._client = openai.AsyncOpenAI(
-            api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=0
-        )
-        self._loop = loop
-        self._places = asyncio.Semaphore(self.concurrency)
+        if self._client is None or self._loop is not loop:
+            key = os.environ.get(self.api_key_env, "")
+            if not key and "api.openai.com" in self.base_url:
+                raise UserError(f"{self.base_url} needs a key; set the environment variable {self.api_key_env}.")
+            self._client = openai.AsyncOpenAI(
+                api_key=key or "none", base_url=self.base_url, timeout=self.timeout_s, max_retries=0
+            )
+            self._loop, self._closing, self._stopped_by = loop, False, None
+            self._sent.clear()
+        return self._client
+
+    async def body(self, request: Request) -> dict[str, Any] | Failure:
+        """The JSON body of a request, or why it cannot be sent."""
+        image_url = None
+        if request.prompt.image:
+            try:
+                image_url = await self._images.uri(within(self.image_root, request.prompt.image))
+            except IMAGE_ERRORS as error:
+                if isinstance(error, UserError):
+                    raise
+                return Failure(FailureReason.BAD_IMAGE, f"{request.prompt.image}: {error}"[:300])
+        return self.format.body(request, image_url)
 
     async def _answer(self, request: Request) -> RawReply | Failure:
-        async with self._places:
-            image_url = None
-            if request.prompt.image:
-                path = within(self.image_root, request.prompt.image)
-                try:
-                    image_url = await self._image_url(path)
-                except IMAGE_ERRORS as error:
-                    return Failure(FailureReason.BAD_IMAGE, f"{request.prompt.image}: {error}"[:300])
-            return await self._attempt_often(self._body(request, image_url))
+        async with self.limiter.lanes.lane():
+            self._go_on()
+            body = await self.body(request)
+            if isinstance(body, Failure):
+                return body
+            try:
+                return await self._attempt_often(request, body)
+            except UserError as error:
+                self._stopped_by = self._stopped_by or error
+                raise
 
-    async def _image_url(self, path: Path) -> str:
-        status = path.stat()
-        version = (path, status.st_mtime_ns, status.st_size)
-        if version not in self._images:
-            uri = await asyncio.to_thread(data_uri, path, self.max_image_px)
-            self._images[version] = uri
-            while len(self._images) > _CACHED_IMAGES:
-                self._images.popitem(last=False)
-        else:
-            self._images.move_to_end(version)
-            uri = self._images[version]
-        return uri
+    def _go_on(self) -> None:
+        """Stop here when the run has been stopped meanwhile."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
 
-    def _body(self, request: Request, image_url: str | None) -> dict[str, Any]:
-        parts: list[dict[str, Any]] = [{"type": "text", "text": request.prompt.instruction}]
-        if image_url:
-            parts.append({"type": "image_url", "image_url": {"url": image_url}})
-        parts.append({"type": "text", "text": request.prompt.body})
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": parts}],
-            "temperature": request.sampling.temperature,
-            "seed": request.sampling.seed + request.sample_index,
-            self.max_tokens_name: request.sampling.max_tokens,
-        }
-        if self.structured_output:
-            schema = {"name": str(request.kind), "schema": reply_schema(request.kind), "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
-        return body
+    async def _attempt_often(self, request: Request, body: dict[str, Any]) -> RawReply | Failure:
+        attempts = limited = 0
+        while True:
+            outcome = await self._attempt(request, body)
+            if not isinstance(outcome, _Trouble):
+                return outcome
+            self.meter.troubles[outcome.name] += 1
+            if outcome.unreachable and not self._reached:
+                raise UserError(f"no server at {self.base_url}; start it, or check base_url.")
+            if outcome.name == "rate_limited":
+                limited += 1
+                if limited >= _MOST_LIMITED:
+                    detail = f"turned away {limited} times: {outcome.detail}"
+                    return Failure(FailureReason.RATE_LIMITED, detail)
+            else:
+                attempts += 1
+            if attempts >= self.max_attempts or self._closing:
+                break
+            delay_s = retry_after_s(outcome.headers)
+            await self.limiter.clock.sleep(_backoff_s(attempts + limited - 1) if delay_s is None else delay_s)
+        if outcome.unreachable:
+            raise UserError(
+                f"the server at {self.base_url} is gone ({attempts} attempts); start it and run again:"
+                " recorded replies are kept."
+            )
+        return Failure(FailureReason.SERVER, f"after {attempts} attempts: {outcome.detail}")
 
-    async def _attempt_often(self, body: dict[str, Any]) -> RawReply | Failure:
+    async def _attempt(self, request: Request, body: dict[str, Any]) -> RawReply | Failure | _Trouble:
+        """Send once, within limits and budget."""
+        price, room = self.ledger.price, request.sampling.max_tokens
+        reserved_usd = await self.ledger.reserve(most_tokens(request, price, self.max_image_px), room)
+        bill: Tokens | None = Tokens()
+        try:
+            turn = await self.limiter.turn(guessed_tokens(request, price, self.max_image_px) + room)
+            self._go_on()
+            bill = None  # from here on it may be billed
+            outcome, bill = await self._send(request, body, turn)
+            return outcome
+        except UserError:
+            bill = Tokens()
+            raise
+        finally:
+            self.ledger.settle(reserved_usd, bill)
+
+    async def _send(
+        self, request: Request, body: dict[str, Any], turn: Turn
+    ) -> tuple[RawReply | Failure | _Trouble, Tokens | None]:
+        """The outcome of one HTTP request, and what it was billed; None when nobody knows."""
         import openai
 
-        assert self._client is not None
-        problem: Exception | str = ""
-        for attempt in range(self.max_attempts):
-            await self._wait_for_turn()
-            delay_s: float | None = None
-            try:
-                completion = await self._client.chat.completions.create(**body)
-                self._reached = True
-                reply = _read(completion)
-                if reply is not None:
-                    self._num_answered += 1
-                    return reply
-                problem = "the server's reply is not a chat completion"
-            except openai.APIStatusError as error:
-                self._reached = True
-                status = error.status_code
-                if status < 500 and (status not in _RETRIED_STATUS or error.code == "insufficient_quota"):
-                    return self._refused(error)
-                problem, delay_s = error, retry_after_s(error.response.headers)
-                if status == 429 and delay_s:
-                    self._not_before = max(self._not_before, time.monotonic() + delay_s)
-            except (openai.APIConnectionError, openai.APIResponseValidationError, json.JSONDecodeError) as error:
-                if _unreachable(error) and not self._reached:
-                    raise UserError(f"no server at {self.base_url}; start it, or check base_url.") from error
-                problem = error
-            if attempt + 1 < self.max_attempts:
-                await asyncio.sleep(delay_s if delay_s is not None else _backoff_s(attempt))
-        if isinstance(problem, Exception) and _unreachable(problem):
-            raise UserError(
-                f"the server at {self.base_url} is gone ({self.max_attempts} attempts); start it and run again:"
-                " recorded replies are kept."
-            ) from problem
-        return Failure(FailureReason.SERVER, f"after {self.max_attempts} attempts: {self._plain(problem)}")
+        client, task = self.connect(), asyncio.current_task()
+        assert task is not None
+        self._sent.add(task)
+        try:
+            extra = {name: body[name] for name in ("structured_outputs",) if name in body}
+            plain = {name: value for name, value in body.items() if name not in extra}
+            response = await client.chat.completions.with_raw_response.create(**plain, extra_body=extra or None)
+            completion = json.loads(response.content)
+            reply = read_completion(completion)
+            self._reached = True
+            if reply is None:
+                return _Trouble("malformed", "the server's reply is not a chat completion", {}), None
+            self._num_answered += 1
+            self.limiter.succeeded(turn, str(request.kind), response.headers)
+            return reply, billed(completion)
+        except openai.APIStatusError as error:
+            self._reached = True
+            return self._judged(error, turn), Tokens()
+        except openai.APITimeoutError:
+            self.limiter.overloaded(turn, {}, park=False)
+            return _Trouble("network", f"no reply within {self.timeout_s:g} s", {}), None
+        except openai.APIConnectionError as error:
+            gone = _unreachable(error)
+            return _Trouble(
+                "unreachable" if gone else "network", self._plain(error), {}, gone
+            ), Tokens() if gone else None
+        except (openai.APIResponseValidationError, ValueError) as error:  # no JSON, or bytes that are no text
+            self._reached = True
+            return _Trouble("malformed", self._plain(error), {}), None
+        finally:
+            self._sent.discard(task)
 
-    async def _wait_for_turn(self) -> None:
-        while (wait_s := self._not_before - time.monotonic()) > 0:
-            await asyncio.sleep(wait_s)
+    def _judged(self, error: openai.APIStatusError, turn: Turn) -> Failure | _Trouble:
+        """An error status by its class."""
+        status, headers = error.status_code, error.response.headers
+        if status == 429 and error.code not in _NO_CREDIT:
+            self.limiter.overloaded(turn, headers, park=True)
+            return _Trouble("rate_limited", self._plain(error), headers)
+        if status >= 500 or (status in _RETRIED_STATUS and status != 429):
+            if status == 503:
+                self.limiter.overloaded(turn, headers, park=False)
+            return _Trouble("server", self._plain(error), headers)
+        return self._refused(error)
 
     def _refused(self, error: openai.APIStatusError) -> Failure:
         """A status that trying again does not change: stop the run, or give up this request."""
@@ -246,7 +320,7 @@ class ApiBackend:
                 f"{self.base_url} knows no model {self.model!r}, or no chat completions (404); check model and"
                 f" base_url, which mostly ends in /v1: {said}"
             ) from None
-        if status == 429:
+        if status in (402, 429):
             raise UserError(f"the account at {self.base_url} has no credit left; add some and run again.") from None
         if error.code == "content_filter":
             return Failure(FailureReason.CONTENT_FILTER, said)
@@ -264,21 +338,9 @@ class ApiBackend:
         return (text.replace(key, "[key]") if key else text)[:300]
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds a server asks to wait, from `retry-after-ms` or `retry-after`; None when it does not say."""
-    for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        try:
-            delay_s = float(headers[name]) * unit_s
-        except (KeyError, ValueError):
-            continue
-        if 0 <= delay_s < float("inf"):
-            return min(delay_s, _LONGEST_SERVER_DELAY_S)
-    return None
-
-
 def _backoff_s(attempt: int) -> float:
     """Doubled with every attempt, and jittered so that requests that failed together do not return together."""
-    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0**attempt) * random.uniform(0.5, 1.0)
+    return min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt, 16)) * random.uniform(0.5, 1.0)
 
 
 def _unreachable(error: Exception) -> bool:
@@ -286,21 +348,3 @@ def _unreachable(error: Exception) -> bool:
     import httpx2
 
     return isinstance(error.__cause__, httpx2.ConnectError)
-
-
-def _read(completion: Any) -> RawReply | Failure | None:
-    """A completion as a raw reply; None when it is not one."""
-    choices = getattr(completion, "choices", None)
-    if not choices or choices[0].message is None:
-        return None
-    message = choices[0].message
-    usage = completion.usage
-    input_tokens, output_tokens = (usage.prompt_tokens or 0, usage.completion_tokens or 0) if usage else (0, 0)
-    finish_reason = choices[0].finish_reason
-    if getattr(message, "refusal", None):
-        return RawReply(message.refusal, "content_filter", input_tokens, output_tokens)
-    if finish_reason not in ("length", "content_filter"):
-        finish_reason = "stop"
-        if not message.content:
-            return Failure(FailureReason.INVALID_REPLY, "empty reply")
-    return RawReply(message.content or "", finish_reason, input_tokens, output_tokens)

@@ -2,7 +2,7 @@
 
 The store is one SQLite file, keyed by the content of the single call, so an edited run asks only what is new. A raw
 reply is committed before anyone sees it; parsing comes after, and can be redone for free. Failures are not stored: the
-next run asks again.
+next run asks again. A request that was sent is waited for and stored even when whoever asked has gone: it is paid for.
 
 Left out: eviction, and a lock against two processes that ask the same thing at the same time (both pay, the first
 reply stays).
@@ -28,13 +28,18 @@ from samrag.errors import UserError
 from samrag.files import sha256, within
 
 _APPLICATION_ID = 0x53524147  # "SRAG": the file is ours
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS replies (
-    key TEXT PRIMARY KEY, kind TEXT NOT NULL, model TEXT NOT NULL, request TEXT NOT NULL, text TEXT NOT NULL,
-    finish_reason TEXT NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL, created TEXT NOT NULL
-) WITHOUT ROWID
-"""
+_SCHEMA = (
+    """
+    CREATE TABLE IF NOT EXISTS replies (
+        key TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, model TEXT NOT NULL, request TEXT NOT NULL, text TEXT NOT NULL,
+        finish_reason TEXT NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
+        created TEXT NOT NULL
+    )
+    """,
+    "CREATE TABLE IF NOT EXISTS instructions (digest TEXT NOT NULL UNIQUE, text TEXT NOT NULL)",
+)
 _MAX_VARIABLES = 900  # below SQLite's oldest limit on the variables of a statement
+_WAL_PAGES = 16_000  # rows are written once more when the log is folded into the file; seldom, so 64 MB at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +50,10 @@ class Entry:
     kind: str
     model: str
     request: str
-    """Canonical JSON of everything the key covers; images by digest."""
+    """Canonical JSON of everything the key covers; the image by its digest, and so the instruction."""
     reply: RawReply
+    instruction: str
+    """The instruction's text: many requests share one, so the store keeps it once."""
 
 
 class Store:
@@ -76,9 +83,11 @@ class Store:
                 raise UserError(f"{self.path} is a database of another program; give another path for the store.")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
             if not tables:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-                connection.execute(_SCHEMA)
+            for table in _SCHEMA:
+                connection.execute(table)
         except BaseException:
             connection.close()
             raise
@@ -130,9 +139,11 @@ class Store:
              e.reply.output_tokens, created)
             for e in entries
         ]  # fmt: skip
+        instructions = {(_digest(e.instruction), e.instruction.encode("utf-8", "replace").decode()) for e in entries}
         with self._explained():
             self._writer.execute("BEGIN IMMEDIATE")
             try:
+                self._writer.executemany("INSERT OR IGNORE INTO instructions VALUES (?,?)", sorted(instructions))
                 self._writer.executemany("INSERT OR IGNORE INTO replies VALUES (?,?,?,?,?,?,?,?,?)", rows)
                 self._writer.execute("COMMIT")
             except BaseException:
@@ -151,11 +162,58 @@ class Store:
         self._writer.close()
 
 
-def _storable(reply: RawReply | Failure) -> RawReply | Failure:
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def storable(reply: RawReply) -> RawReply:
     """The reply without lone surrogates, which no file can hold: what is returned is what a later run will read."""
-    if isinstance(reply, Failure):
-        return reply
     return replace(reply, text=reply.text.encode("utf-8", "replace").decode())
+
+
+class Keys:
+    """Names requests by their content."""
+
+    def __init__(self, identity: str, image_root: Path) -> None:
+        """Keep what requests do not hold.
+
+        Args:
+            identity: Of the backend that answers.
+            image_root: Folder that image paths are relative to.
+        """
+        self.identity = identity
+        self.image_root = Path(image_root)
+        self._digests: dict[tuple[Path, int, int], str] = {}
+
+    def describe(self, request: Request) -> tuple[str, str] | Failure:
+        """Key and canonical JSON of a request, or why it cannot be asked."""
+        image = None
+        if request.prompt.image:
+            try:
+                image = self._image_digest(within(self.image_root, request.prompt.image))
+            except OSError as error:
+                return Failure(FailureReason.BAD_IMAGE, f"{request.prompt.image}: {error.strerror or error}")
+        content = {
+            "model": self.identity,
+            "kind": str(request.kind),
+            "instruction": _digest(request.prompt.instruction),
+            "body": request.prompt.body,
+            "image": image,
+            "sampling": asdict(request.sampling),
+            "sample_index": request.sample_index,
+            "template": request.template,
+        }
+        if request.repair is not None:
+            content["repair"] = asdict(request.repair)
+        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest(), canonical
+
+    def _image_digest(self, path: Path) -> str:
+        status = path.stat()
+        version = (path, status.st_mtime_ns, status.st_size)
+        if version not in self._digests:
+            self._digests[version] = sha256(path)
+        return self._digests[version]
 
 
 class RecordedBackend:
@@ -168,9 +226,9 @@ class RecordedBackend:
     def __init__(self, inner: Backend, store: Store, image_root: Path) -> None:
         self.inner = inner
         self.store = store
-        self.image_root = Path(image_root)
-        self._in_flight: dict[str, asyncio.Future[RawReply | Failure | None]] = {}
-        self._digests: dict[tuple[Path, int, int], str] = {}
+        self._singly = bool(getattr(inner, "answers_singly", False))
+        self._keys = Keys(inner.identity, image_root)
+        self._in_flight: dict[str, asyncio.Task[dict[str, RawReply | Failure]]] = {}
 
     @property
     def identity(self) -> str:
@@ -179,42 +237,47 @@ class RecordedBackend:
 
     def key(self, request: Request) -> str:
         """The store's key of a request; empty when its image cannot be read, since then nothing is stored."""
-        description = self._describe(request)
+        description = self._keys.describe(request)
         return "" if isinstance(description, Failure) else description[0]
 
+    def known(self, request: Request) -> RawReply | None:
+        """The stored reply, if there is one; nothing is asked."""
+        key = self.key(request)
+        return self.store.get([key]).get(key)
+
     async def close(self) -> None:
-        """Close the inner backend and the store."""
+        """Close the inner backend, store what it had still been asked, and close the store."""
+        tasks = list(self._in_flight.values())
+        if not self._singly:  # a batch is no one's any more, and may take long
+            for task in tasks:
+                task.cancel()
         await self.inner.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.store.close()
 
     async def generate(self, requests: Sequence[Request]) -> list[RawReply | Failure]:
         """Answer requests, in order; equal requests, here or in flight elsewhere, are asked once."""
-        described = [self._describe(request) for request in requests]
-        unknown: dict[str, tuple[Request, str]] = {}
-        for request, description in zip(requests, described, strict=True):
-            if not isinstance(description, Failure):
-                unknown[description[0]] = (request, description[1])
-        replies: dict[str, RawReply | Failure] = {}
-        asked_here: set[str] = set()
-        while unknown:
-            replies.update(self.store.get(list(unknown)))
-            unknown = {key: value for key, value in unknown.items() if key not in replies}
-            elsewhere = {key: self._in_flight[key] for key in unknown if key in self._in_flight}
-            mine = {key: value for key, value in unknown.items() if key not in elsewhere}
-            asked_here |= set(mine)
-            replies.update(await self._ask(mine))
-            for key, future in elsewhere.items():
-                reply = await asyncio.shield(future)
-                if reply is not None:  # None: its asker gave up, so it is still unknown
-                    replies[key] = replace(reply, cached=True) if isinstance(reply, RawReply) else reply
-            unknown = {key: value for key, value in unknown.items() if key not in replies}
+        described = [self._keys.describe(request) for request in requests]
+        wanted = {
+            description[0]: (request, description[1])
+            for request, description in zip(requests, described, strict=True)
+            if not isinstance(description, Failure)
+        }
+        replies: dict[str, RawReply | Failure] = dict(self.store.get(list(wanted)))
+        unknown = {key: value for key, value in wanted.items() if key not in replies}
+        asked_here = unknown.keys() - self._in_flight.keys()
+        self._start({key: value for key, value in unknown.items() if key in asked_here})
+        tasks = {id(task): task for task in (self._in_flight[key] for key in unknown)}
+        # Shielded: a caller that is cancelled leaves, the request goes on.
+        for answers in await asyncio.gather(*map(asyncio.shield, tasks.values())):
+            replies.update(answers)
         return [self._pick(description, replies, asked_here) for description in described]
 
     @staticmethod
     def _pick(
         description: tuple[str, str] | Failure, replies: dict[str, RawReply | Failure], asked_here: set[str]
     ) -> RawReply | Failure:
-        """A request's reply; of equal requests in one call only the first was paid for."""
+        """A request's reply; of equal requests only the first that asked has paid for it."""
         if isinstance(description, Failure):
             return description
         key = description[0]
@@ -225,71 +288,27 @@ class RecordedBackend:
             return replace(reply, cached=True)
         return reply
 
+    def _start(self, wanted: dict[str, tuple[Request, str]]) -> None:
+        """Ask the inner backend, in tasks of their own."""
+        groups = [{key: value} for key, value in wanted.items()] if self._singly else [wanted] if wanted else []
+        for group in groups:
+            task = asyncio.create_task(self._ask(group))
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())  # seen, if by nobody else
+            self._in_flight.update(dict.fromkeys(group, task))
+
     async def _ask(self, wanted: dict[str, tuple[Request, str]]) -> dict[str, RawReply | Failure]:
-        """Ask the inner backend and store what it says; others may wait for it meanwhile."""
-        if not wanted:
-            return {}
-        loop = asyncio.get_running_loop()
-        futures = {key: loop.create_future() for key in wanted}
-        self._in_flight.update(futures)
+        """Ask the inner backend and store what it says."""
         try:
-            if not getattr(self.inner, "answers_singly", False):
-                return await self._ask_batch(wanted, futures)
-            tasks = [asyncio.create_task(self._ask_batch({k: wanted[k]}, futures)) for k in wanted]
-            try:
-                parts = await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            return {key: reply for part in parts for key, reply in part.items()}
+            asked = await self.inner.generate([request for request, _ in wanted.values()])
+            replies = [storable(reply) if isinstance(reply, RawReply) else reply for reply in asked]
+            await self.store.put(
+                [
+                    Entry(key, str(request.kind), self.inner.identity, canonical, reply, request.prompt.instruction)
+                    for (key, (request, canonical)), reply in zip(wanted.items(), replies, strict=True)
+                    if isinstance(reply, RawReply)
+                ]
+            )
+            return dict(zip(wanted, replies, strict=True))
         finally:
-            for key, future in futures.items():
+            for key in wanted:
                 self._in_flight.pop(key, None)
-                if not future.done():
-                    future.set_result(None)
-
-    async def _ask_batch(
-        self, wanted: dict[str, tuple[Request, str]], futures: dict[str, asyncio.Future[RawReply | Failure | None]]
-    ) -> dict[str, RawReply | Failure]:
-        asked = await self.inner.generate([request for request, _ in wanted.values()])
-        answers = [_storable(reply) for reply in asked]
-        replies = dict(zip(wanted, answers, strict=True))
-        await self.store.put(
-            [
-                Entry(key, str(request.kind), self.inner.identity, canonical, reply)
-                for (key, (request, canonical)), reply in zip(wanted.items(), answers, strict=True)
-                if isinstance(reply, RawReply)
-            ]
-        )
-        for key, reply in replies.items():
-            futures[key].set_result(reply)
-        return replies
-
-    def _describe(self, request: Request) -> tuple[str, str] | Failure:
-        """Key and canonical JSON of a request, or why it cannot be asked."""
-        digest = None
-        if request.prompt.image:
-            try:
-                digest = self._digest(within(self.image_root, request.prompt.image))
-            except OSError as error:
-                return Failure(FailureReason.BAD_IMAGE, f"{request.prompt.image}: {error.strerror or error}")
-        content = {
-            "model": self.inner.identity,
-            "kind": str(request.kind),
-            "instruction": request.prompt.instruction,
-            "body": request.prompt.body,
-            "image": digest,
-            "sampling": asdict(request.sampling),
-            "sample_index": request.sample_index,
-            "template": request.template,
-        }
-        canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode()).hexdigest(), canonical
-
-    def _digest(self, path: Path) -> str:
-        status = path.stat()
-        version = (path, status.st_mtime_ns, status.st_size)
-        if version not in self._digests:
-            self._digests[version] = sha256(path)
-        return self._digests[version]

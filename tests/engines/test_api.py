@@ -17,8 +17,9 @@ from aiohttp import web
 from PIL import Image
 
 from samrag.calls import CallKind, Failure, FailureReason, Sampling
-from samrag.engines.api import ApiBackend, data_uri, retry_after_s
+from samrag.engines.api import ApiBackend
 from samrag.engines.base import RawReply, Request
+from samrag.engines.chat import data_uri
 from samrag.errors import UserError
 from samrag.prompts import Prompt
 
@@ -107,7 +108,7 @@ def test_one_user_turn_of_text_image_text_with_schema_and_seed(tmp_path: Path) -
 
 def test_structured_output_and_the_length_limits_name_are_options() -> None:
     _, [body] = ask(
-        lambda *_: completion("x"), request(), structured_output=False, max_tokens_name="max_completion_tokens"
+        lambda *_: completion("x"), request(), structured_output="none", max_tokens_name="max_completion_tokens"
     )
     assert "response_format" not in body
     assert "max_tokens" not in body
@@ -131,13 +132,6 @@ def test_a_429_waits_as_long_as_the_server_says(header: dict[str, str]) -> None:
     assert time.monotonic() - start >= 0.3
     assert [r.text for r in replies if isinstance(r, RawReply)] == ["ok"]
     assert len(seen) == 2
-
-
-def test_retry_after_is_read_in_seconds_and_milliseconds() -> None:
-    assert retry_after_s({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
-    assert retry_after_s({"retry-after": "2"}) == 2.0
-    assert retry_after_s({}) is None
-    assert retry_after_s({"retry-after": "soon"}) is None
 
 
 @pytest.mark.parametrize("status", [408, 409, 500, 503])

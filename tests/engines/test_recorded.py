@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from samrag.calls import CallKind, Failure, FailureReason, Sampling
-from samrag.engines.base import RawReply, Request
+from samrag.engines.base import RawReply, Repair, Request
 from samrag.engines.recorded import RecordedBackend, Store
 from samrag.errors import UserError
 from samrag.prompts import Prompt
@@ -95,8 +95,11 @@ def test_identical_requests_are_asked_once_in_a_call_and_in_flight(tmp_path: Pat
     assert [r.cached for r in (a1, b, a2, a3)] == [False, False, True, True]
 
 
-def test_who_waits_for_a_cancelled_request_asks_it_itself(tmp_path: Path) -> None:
-    inner = Scripted(delay_s=0.05)
+@pytest.mark.parametrize("scripted", [Scripted, SinglyScripted])
+def test_a_request_goes_on_when_its_asker_is_cancelled_and_who_waits_for_it_gets_it(
+    tmp_path: Path, scripted: type[Scripted]
+) -> None:
+    inner = scripted(delay_s=0.05)
 
     async def work() -> list[RawReply | Failure]:
         backend = RecordedBackend(inner, Store(tmp_path / "calls.sqlite"), tmp_path)
@@ -109,8 +112,24 @@ def test_who_waits_for_a_cancelled_request_asks_it_itself(tmp_path: Path) -> Non
         await backend.close()
         return replies
 
-    assert asyncio.run(work())[0].text == "a#0"
-    assert len(inner.asked) == 2
+    assert asyncio.run(work()) == [RawReply("a#0", "stop", 7, 3, cached=True)]
+    assert len(inner.asked) == 1
+
+
+def test_what_was_asked_before_closing_is_stored_though_nobody_waits(tmp_path: Path) -> None:
+    inner = SinglyScripted(delay_s=0.05)
+
+    async def work() -> None:
+        backend = RecordedBackend(inner, Store(tmp_path / "calls.sqlite"), tmp_path)
+        asker = asyncio.create_task(backend.generate([request("a"), request("b")]))
+        await asyncio.sleep(0.01)
+        asker.cancel()
+        await backend.close()
+
+    asyncio.run(work())
+    again = SinglyScripted()
+    ask(tmp_path, again, request("a"), request("b"))
+    assert again.asked == []
 
 
 def test_whatever_can_change_the_reply_is_in_the_key(tmp_path: Path) -> None:
@@ -126,6 +145,7 @@ def test_whatever_can_change_the_reply_is_in_the_key(tmp_path: Path) -> None:
         dataclasses.replace(base, sample_index=1),
         dataclasses.replace(base, sampling=Sampling(temperature=1.2)),
         dataclasses.replace(base, template="u"),
+        dataclasses.replace(base, repair=Repair("no", "again")),
     ]
     inner = Scripted()
     ask(tmp_path, inner, base, *variants, request("a", "same.png"))
