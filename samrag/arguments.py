@@ -50,21 +50,30 @@ class PrepareArguments:
     """Which questions and documents to take from a raw data set."""
 
     data_dir: str
-    """Folder with MMQA_<split>.jsonl[.gz], MMQA_texts.jsonl[.gz] and MMQA_images.jsonl[.gz]."""
+    """mmqa: folder with MMQA_<split>.jsonl[.gz], MMQA_texts.jsonl[.gz] and MMQA_images.jsonl[.gz]; folder: your own
+    files, laid out as samrag/benchmarks/folder.py says."""
     output_dir: str
-    """Folder for <split>/questions.jsonl and <split>/documents.jsonl."""
-    benchmark: Literal["mmqa"] = "mmqa"
-    """The raw data set's format."""
+    """Folder for questions.jsonl, documents.jsonl and quarantine.jsonl of each split."""
+    benchmark: Literal["mmqa", "folder"] = "mmqa"
+    """The raw data set's format: MultiModalQA's, or your own files."""
     splits: list[str] = field(default_factory=lambda: ["train", "dev"])
     """Splits to prepare."""
-    question_types: list[str] = field(default_factory=lambda: ["TextQ", "ImageQ"])
-    """Question types to keep (the paper's two)."""
+    question_types: list[str] | None = None
+    """Question types to keep; none is the paper's two (TextQ, ImageQ) for mmqa, and all for folder."""
     corpus: Literal["selected", "split"] = "selected"
-    """Documents listed by the kept questions, or by all questions of the split."""
+    """mmqa: documents listed by the kept questions, or by all questions of the split. A folder is taken whole."""
     image_root: str | None = None
-    """Folder of the image files; given, every image of the corpus is opened once and must be whole."""
+    """mmqa: folder of the image files; given, every image of the corpus is decoded once and must be whole."""
     missing_texts: Literal["error", "drop"] = "error"
-    """What to do without MMQA_texts: stop, or keep images only and drop the questions that need a text."""
+    """mmqa, without MMQA_texts: stop, or keep images only and drop the questions that need a text."""
+    on_bad: Literal["error", "quarantine"] = "error"
+    """An item that cannot be used: stop and name it, or leave it out and write it to quarantine.jsonl."""
+    animated: Literal["refuse", "first_frame"] = "refuse"
+    """Animated images and files of several pages: bad items, or taken by their first frame."""
+    split_shares: list[float] = field(default_factory=lambda: [0.8, 0.2])
+    """folder, questions without a split: share of each of `splits`."""
+    seed: int = 0
+    """folder: seed of the draw that deals questions to splits."""
 
 
 @dataclass(config=STRICT)

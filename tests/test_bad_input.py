@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from data_gen import prepare
+from samrag.benchmarks.corpus import SetAside
 from samrag.files import read_records, write_json, write_records
 from samrag.miniworld.dataset import IMAGES_FOLDER, SplitSize, write_gz, write_world
 from samrag.miniworld.world import Split
@@ -123,6 +124,23 @@ class TestRawFiles:
         image = min((folder / "world" / IMAGES_FOLDER).iterdir())
         image.write_bytes(image.read_bytes()[:-40])
         refused(self.prepare(folder, run_script), "1 of 8 images", image, "corrupt")
+
+    def test_bad_items_are_set_aside_when_that_is_asked_for(self, folder: Path, run_script: Any) -> None:
+        image = min((folder / "world" / IMAGES_FOLDER).iterdir())
+        image.write_bytes(b"GIF89a")
+        path = folder / "world" / TRAIN
+        rows = [json.loads(line) for line in gzip.open(path, "rt", encoding="utf-8")]
+        rows[0]["answers"] = []
+        write_gz(path, rows)
+        assert self.prepare(folder, run_script, "--on_bad", "quarantine").code == 0
+        records, aside = [], []
+        for split in ("train", "dev"):
+            data = folder / "data" / split
+            records += read_records(data / "questions.jsonl", Question)
+            aside += read_records(data / "quarantine.jsonl", SetAside, allow_empty=True)
+        assert f"{path}, line 1, answers" in {item.item for item in aside}
+        assert any(str(image) in item.reason and "corrupt" in item.reason for item in aside)
+        assert len(records) + sum("question" in item.item or "answers" in item.item for item in aside) == 12
 
     def test_an_image_path_that_leaves_its_folder(self, folder: Path, run_script: Any) -> None:
         path = folder / "world" / IMAGES

@@ -9,13 +9,15 @@ Pixels are not opened here; an image document only names its file.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import functools
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field
 
+from samrag.benchmarks.corpus import BadItemError, Quarantine, answer_bearing, distinct, parse_line
 from samrag.errors import UserError
 from samrag.files import read_json_lines
 from samrag.schema import Document, Modality, Question
@@ -113,11 +115,12 @@ class _TextLine(BaseModel):
     url: str = ""
 
 
-Line = TypeVar("Line", bound=BaseModel)
-
-
 def read_questions(
-    path: Path, split: str, types: Collection[str] | None = None, labelled: bool = True
+    path: Path,
+    split: str,
+    types: Collection[str] | None = None,
+    labelled: bool = True,
+    quarantine: Quarantine | None = None,
 ) -> list[Question]:
     """Read a question file, in file order.
 
@@ -133,6 +136,7 @@ def read_questions(
         types: question types to keep, such as `TextQ`; None keeps all.
         labelled: read answers, supports and their modalities. False reads none of them, present or not: the test
             split has none.
+        quarantine: takes in bad lines; None refuses them.
 
     Raises:
         UserError: the file is missing or broken, a line has the wrong schema (the message names file, line and field),
@@ -140,6 +144,7 @@ def read_questions(
     """
     wanted = None if types is None else {types} if isinstance(types, str) else set(types)
     model = _LabelledLine if labelled else _UnlabelledLine
+    quarantine = quarantine or Quarantine()
     questions = []
     seen_ids: set[str] = set()
     seen_types: set[str] = set()
@@ -149,12 +154,16 @@ def read_questions(
                 f"{path}, line {number}, answers: missing, so the split {split!r} has no labels; use the dev split, "
                 "or read it without labels (labelled=False)."
             )
-        line = _parse(model, path, number, value)
+        try:
+            line = parse_line(model, path, number, value)
+            if line.qid in seen_ids:
+                raise BadItemError(f"{path}, line {number}, qid", f"{line.qid!r} occurs twice")
+        except BadItemError as error:
+            quarantine.add(error)
+            continue
         kind = line.metadata.type
         if not kind and (labelled or wanted is not None):
             raise UserError(f"{path}, line {number}, metadata.type: missing, so questions cannot be chosen by type.")
-        if line.qid in seen_ids:
-            raise UserError(f"{path}, line {number}, qid: {line.qid!r} occurs twice; remove one of its lines.")
         seen_ids.add(line.qid)
         seen_types.add(kind)
         if wanted is None or kind in wanted:
@@ -165,7 +174,12 @@ def read_questions(
     return questions
 
 
-def read_documents(images_path: Path | None, texts_path: Path | None, image_folder: str = "images") -> list[Document]:
+def read_documents(
+    images_path: Path | None,
+    texts_path: Path | None,
+    image_folder: str = "images",
+    quarantine: Quarantine | None = None,
+) -> list[Document]:
     """Read the image and the text file as one list of documents, images first, each in file order.
 
     A line repeated word for word is read once.
@@ -175,6 +189,7 @@ def read_documents(images_path: Path | None, texts_path: Path | None, image_fold
         texts_path: text file, plain or `.gz`; None leaves texts out.
         image_folder: put before each image's own path, so that the result is relative to the folder of the documents
             file to be written; empty: the images lie in that folder itself.
+        quarantine: takes in bad lines; None refuses them.
 
     Raises:
         UserError: neither file is given, one is missing or broken, a line has the wrong schema (the message names
@@ -185,34 +200,33 @@ def read_documents(images_path: Path | None, texts_path: Path | None, image_fold
     folder = PurePosixPath(image_folder)
     if image_folder and _leaves_folder(image_folder):
         raise UserError(f"the image folder {image_folder!r} leaves the data folder; name a folder inside it.")
+    quarantine = quarantine or Quarantine()
     documents: dict[str, Document] = {}
-    for source, number, document in (*_images(images_path, folder), *_texts(texts_path)):
-        if documents.setdefault(document.doc_id, document) != document:
-            raise UserError(
-                f"{source}, line {number}, id: {document.doc_id!r} is another document's id too; ids must differ."
-            )
+    for source, read in ((images_path, functools.partial(_image, folder)), (texts_path, _text)):
+        for number, value in () if source is None else read_json_lines(source):
+            assert source is not None
+            try:
+                document = read(source, number, value)
+                if documents.setdefault(document.doc_id, document) != document:
+                    where = f"{source}, line {number}, id"
+                    raise BadItemError(where, f"{document.doc_id!r} is another document's id too; ids must differ")
+            except BadItemError as error:
+                quarantine.add(error)
     return list(documents.values())
 
 
-def _images(path: Path | None, folder: PurePosixPath) -> Iterator[tuple[Path, int, Document]]:
-    """Yield (file, line number, document) of an image file."""
-    if path is None:
-        return
-    for number, value in read_json_lines(path):
-        line = _parse(_ImageLine, path, number, value)
-        if not PurePosixPath(line.path).name or _leaves_folder(line.path):
-            raise UserError(f"{path}, line {number}, path: {line.path!r} names no file inside the image folder.")
-        image = str(folder / line.path)
-        yield path, number, Document(line.id, Modality.IMAGE, line.title, image=image, url=line.url)
+def _image(folder: PurePosixPath, path: Path, number: int, value: dict[str, Any]) -> Document:
+    """The document of a line of the image file."""
+    line = parse_line(_ImageLine, path, number, value)
+    if not PurePosixPath(line.path).name or _leaves_folder(line.path):
+        raise BadItemError(f"{path}, line {number}, path", f"{line.path!r} names no file inside the image folder")
+    return Document(line.id, Modality.IMAGE, line.title, image=str(folder / line.path), url=line.url)
 
 
-def _texts(path: Path | None) -> Iterator[tuple[Path, int, Document]]:
-    """Yield (file, line number, document) of a text file."""
-    if path is None:
-        return
-    for number, value in read_json_lines(path):
-        line = _parse(_TextLine, path, number, value)
-        yield path, number, Document(line.id, Modality.TEXT, line.title, text=line.text, url=line.url)
+def _text(path: Path, number: int, value: dict[str, Any]) -> Document:
+    """The document of a line of the text file."""
+    line = parse_line(_TextLine, path, number, value)
+    return Document(line.id, Modality.TEXT, line.title, text=line.text, url=line.url)
 
 
 def _leaves_folder(path: str) -> bool:
@@ -232,45 +246,23 @@ def _question(line: _UnlabelledLine, split: str) -> Question:
         answers=(),
         question_type=lists.type,
         split=split,
-        candidate_ids=_distinct(own),
+        candidate_ids=distinct(own),
         hops=1 if not lists.type or lists.type in SINGLE_HOP_TYPES else 2,
     )
     if not isinstance(line, _LabelledLine):
         return question
     supports = [support for support in line.supporting_context if support.doc_part != "table"]
-    support_ids = _distinct(support.doc_id for support in supports)
+    support_ids = distinct(support.doc_id for support in supports)
     return replace(
         question,
         answers=tuple(answer.answer for answer in line.answers),
         support_ids=support_ids,
-        answer_bearing_ids=_answer_bearing(line, support_ids),
-        candidate_ids=_distinct((*own, *support_ids)),
+        answer_bearing_ids=answer_bearing(support_ids, _named(line), lists.type in _ANSWERED_BY_SUPPORTS),
+        candidate_ids=distinct((*own, *support_ids)),
         modalities=tuple(dict.fromkeys(Modality(support.doc_part) for support in supports)),
     )
 
 
-def _answer_bearing(line: _LabelledLine, support_ids: tuple[str, ...]) -> tuple[str, ...]:
-    """The supports that the answers' instances name; all of them where one answer of a support question names none."""
-    named = [{place.doc_id for place in (*a.text_instances, *a.image_instances)} for a in line.answers]
-    if line.metadata.type in _ANSWERED_BY_SUPPORTS and not all(ids & set(support_ids) for ids in named):
-        return support_ids
-    return tuple(i for i in support_ids if any(i in ids for ids in named))
-
-
-def _distinct(ids: Iterable[str]) -> tuple[str, ...]:
-    """Ids without repetition, in their first order."""
-    return tuple(dict.fromkeys(ids))
-
-
-def _parse(model: type[Line], path: Path, number: int, value: dict[str, Any]) -> Line:
-    """Check one line against its schema.
-
-    Raises:
-        UserError: the line does not fit; the message names file, line and field.
-    """
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{path}, line {number}, {field}: {first['msg']}.") from error
+def _named(line: _LabelledLine) -> list[set[str]]:
+    """The documents in which each answer stands."""
+    return [{place.doc_id for place in (*a.text_instances, *a.image_instances)} for a in line.answers]
