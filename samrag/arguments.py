@@ -5,6 +5,7 @@ The trainers' groups lie beside them (`samrag.training.*_arguments`), the report
 
 from __future__ import annotations
 
+import re
 from dataclasses import field
 from typing import Literal
 
@@ -198,6 +199,53 @@ class DistillArguments:
         _at_least(self, 0, "temperature", "negatives_per_positive", "min_negatives", "wrong_answers")
         _at_least(self, 1, "negatives_top", "max_tokens", "num_samples", "max_questions", "max_per_kind")
         _at_least(self, 1, "max_class_ratio", "samples_per_group")
+
+
+@dataclass(config=STRICT)
+class ExportArguments:
+    """Teacher data in the forms that other trainers read."""
+
+    sft_file: str
+    """sft.jsonl."""
+    image_root: str
+    """Folder that image paths are relative to."""
+    output_dir: str
+    """Folder for README.md and a folder of each format."""
+    formats: list[str] = field(default_factory=lambda: ["trl", "llama_factory", "datasets"])
+    """trl: prompt/completion JSONL. llama_factory: sharegpt JSON, dataset_info.json, a training YAML. datasets: Hugging
+    Face datasets on disk."""
+    name: str = "samrag"
+    """Name of the data set in its card and in dataset_info.json."""
+    validation_share: float = 0.05
+    """Share of the questions whose rows are for validation; 0 is none."""
+    separate_documents: bool = False
+    """Also let no document be on both sides: training rows that show a document of validation are left out."""
+    copy_images: bool = False
+    """Copy the images into the export, so that it can be moved; otherwise paths stay relative to image_root."""
+    push_to: str | None = None
+    """Repository on the hub, owner/name, to push the datasets format to; none pushes nothing."""
+    push_private: bool = True
+    """A repository that is made by the push is private."""
+    model_path: str = "llava-hf/llava-1.5-7b-hf"
+    """Base model in the training YAML for LLaMA-Factory."""
+    data_licence: str = "not stated"
+    """Licence of the questions, texts and images, for the card."""
+    seed: int = 0
+    """Seed of the draw of validation questions."""
+
+    def __post_init__(self) -> None:
+        unknown = set(self.formats) - {"trl", "llama_factory", "datasets"}
+        if unknown or not self.formats:
+            raise ValueError(f"formats is {self.formats}; it must name some of trl, llama_factory, datasets")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share is {self.validation_share}; it must be at least 0 and below 1")
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.name):
+            raise ValueError(f"name is {self.name!r}; it must be of letters, digits, - and _")
+        if self.push_to is not None:
+            if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.push_to):
+                raise ValueError(f"push_to is {self.push_to!r}; it must be owner/name")
+            if "datasets" not in self.formats or not self.copy_images:
+                raise ValueError("push_to needs the format datasets and copy_images, or readers would have no images")
 
 
 @dataclass(config=STRICT)

@@ -92,7 +92,7 @@ def to_dataset(rows: Sequence[SftRow], image_root: Path) -> Dataset:
     features = Features({"prompt": List(turn), "completion": List(turn), "images": texts, "kind": Value("string")})
     columns: dict[str, list[Any]] = {name: [] for name in features}
     for row in rows:
-        turns = [{"role": message.role, "content": _parts(message.content)} for message in row.messages]
+        turns = [{"role": message.role, "content": content_parts(message.content)} for message in row.messages]
         columns["prompt"].append(turns[:-1])
         columns["completion"].append(turns[-1:])
         columns["images"].append([str(within(image_root, image)) for image in row.images])
@@ -294,7 +294,7 @@ def carry_token_count(trainer: SFTTrainer, checkpoint: Path) -> None:
     trainer._total_train_tokens = max(counts, default=0)
 
 
-def _parts(text: str) -> list[dict[str, str | None]]:
+def content_parts(text: str) -> list[dict[str, str | None]]:
     """Text split at the image markers into `text` and `image` parts; no empty text part beside an image."""
     parts: list[dict[str, str | None]] = []
     for i, piece in enumerate(text.split(IMAGE_MARK)):
