@@ -7,27 +7,23 @@ is decided here, how it looks in `page.html.jinja`. Left out: traces of the othe
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from samrag.errors import UserError
-from samrag.files import within
 from samrag.programs.steps import spoken
+from samrag.report.pages import Pictures, Thumbnails, environment
 from samrag.report.scores import TUNED, Checks, Method, QuestionScore, Study, modality_of, score_cell
 from samrag.report.tables import EXIT_MEANINGS, readable, study_tables
 from samrag.schema import Document, Draft, ExaminedDocument, Modality, Trace
 
 if TYPE_CHECKING:
-    import jinja2
     from matplotlib.figure import Figure
 
 MAX_PAGE_BYTES = 9_500_000
 """Traces are left out until the page is smaller than this: mail programs and phones take it."""
-THUMBNAIL_PX = 96
 MAIN_LABEL = f"{Method.SAM_RAG.label}({TUNED[0]}+{TUNED[1]})"
 """The system the page is about."""
 
@@ -135,52 +131,6 @@ class QuestionView:
         return len({trace.state == "right" for trace in self.traces}) > 1
 
 
-class Thumbnails:
-    """Small pictures as data URIs, each made once; an unreadable one has none."""
-
-    def __init__(self, study: Study) -> None:
-        self._root = study.image_root
-        self._made: dict[str, str | None] = {}
-
-    def uri(self, document: Document) -> str | None:
-        """The picture of an image document."""
-        if document.doc_id not in self._made:
-            self._made[document.doc_id] = self._make(document)
-        return self._made[document.doc_id]
-
-    def _make(self, document: Document) -> str | None:
-        from PIL import Image
-
-        out = io.BytesIO()
-        try:
-            with Image.open(within(self._root, document.image or "")) as image:
-                image.draft("RGB", (THUMBNAIL_PX * 2, THUMBNAIL_PX * 2))
-                small = image.convert("RGB")
-            small.thumbnail((THUMBNAIL_PX, THUMBNAIL_PX))
-            small.save(out, "JPEG", quality=78, optimize=True)
-        except (OSError, ValueError, UserError, SyntaxError, Image.DecompressionBombError):
-            return None  # the page shows a frame in its place; the run itself has already recorded the bad image
-        return f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
-
-
-class _Pictures:
-    """The pictures of one page, in the order they are first needed."""
-
-    def __init__(self, thumbnails: Thumbnails) -> None:
-        self._thumbnails = thumbnails
-        self._places: dict[str, int] = {}
-        self.uris: list[str] = []
-
-    def place(self, document: Document) -> int | None:
-        """Where an image document's picture lies in the list; None for texts and unreadable pictures."""
-        if document.modality is not Modality.IMAGE or (uri := self._thumbnails.uri(document)) is None:
-            return None
-        if document.doc_id not in self._places:
-            self._places[document.doc_id] = len(self.uris)
-            self.uris.append(uri)
-        return self._places[document.doc_id]
-
-
 # --- from scores to views ---
 
 
@@ -210,7 +160,7 @@ def _state(score: QuestionScore) -> str:
 
 
 def _document_view(
-    seen: ExaminedDocument, supports: Sequence[str], documents: Mapping[str, Document], pictures: _Pictures
+    seen: ExaminedDocument, supports: Sequence[str], documents: Mapping[str, Document], pictures: Pictures
 ) -> DocumentView:
     document = documents.get(seen.doc_id)
     probability = seen.probability
@@ -236,7 +186,7 @@ def _draft_views(trace: Trace, batch: int) -> tuple[DraftView, ...]:
     )
 
 
-def _trace_view(system: str, score: QuestionScore, documents: Mapping[str, Document], pictures: _Pictures) -> TraceView:
+def _trace_view(system: str, score: QuestionScore, documents: Mapping[str, Document], pictures: Pictures) -> TraceView:
     trace = score.trace
     if trace is None:
         return TraceView(system, "missing", "", "no trace of this question", 0, 0, 0, (), ())
@@ -269,7 +219,7 @@ def _question_views(study: Study, thumbnails: Thumbnails, most: int) -> tuple[li
     cells = _main_cells(study)
     if not cells:
         return [], []
-    pictures = _Pictures(thumbnails)
+    pictures = Pictures(thumbnails)
     views = []
     for i in _spread(len(study.questions), most):
         question = study.questions[i]
@@ -283,20 +233,6 @@ def _question_views(study: Study, thumbnails: Thumbnails, most: int) -> tuple[li
 
 
 # --- the page ---
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("samrag", "report"),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("page.html.jinja")
 
 
 def plot_uri(figure: Figure) -> str:
@@ -332,23 +268,27 @@ def render_page(
         max_bytes: size of the page; traces are left out until it fits.
     """
     tables = {table.name: table for table in readable(study_tables(metrics))}
-    thumbnails = Thumbnails(study)
+    thumbnails = Thumbnails(study.image_root)
     shown = max_traces
     while True:
         questions, pictures = _question_views(study, thumbnails, shown)
-        page = _template().render(
-            study=study,
-            metrics=metrics,
-            headline=_headline(metrics),
-            main_label=MAIN_LABEL,
-            goals=metrics["goals"],
-            num_reached=sum(goal["reached"] is True for goal in metrics["goals"]),
-            num_measured=sum(goal["reached"] is not None for goal in metrics["goals"]),
-            tables=[table for table in tables.values() if table.name != "goals"],
-            plots=[(name, PLOT_TITLES.get(name, name), uri) for name, uri in plots.items()],
-            paper_rows=PAPER_TABLE_2,
-            questions=questions,
-            pictures=pictures,
+        page = (
+            environment()
+            .get_template("page.html.jinja")
+            .render(
+                study=study,
+                metrics=metrics,
+                headline=_headline(metrics),
+                main_label=MAIN_LABEL,
+                goals=metrics["goals"],
+                num_reached=sum(goal["reached"] is True for goal in metrics["goals"]),
+                num_measured=sum(goal["reached"] is not None for goal in metrics["goals"]),
+                tables=[table for table in tables.values() if table.name != "goals"],
+                plots=[(name, PLOT_TITLES.get(name, name), uri) for name, uri in plots.items()],
+                paper_rows=PAPER_TABLE_2,
+                questions=questions,
+                pictures=pictures,
+            )
         )
         size = len(page.encode("utf-8"))
         if size <= max_bytes or not questions:

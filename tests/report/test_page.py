@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from samrag.miniworld import drawing, language, world
-from samrag.report.page import Thumbnails, render_page
+from samrag.report.page import render_page
+from samrag.report.pages import Thumbnails
 from samrag.report.scores import Cell, CellKey, Checks, Method, Study, evaluate
 from samrag.schema import (
     Document,
@@ -126,7 +127,7 @@ def test_nothing_is_loaded_from_elsewhere(study: Study) -> None:
 
 def test_a_picture_used_by_many_traces_is_held_once(study: Study) -> None:
     source = _render(study)
-    uri = Thumbnails(study).uri(study.documents["e"])
+    uri = Thumbnails(study.image_root).uri(study.documents["e"])
     assert uri is not None and source.count(uri) == 1
     assert Page(source).count("img", "thumb") == 2 * len(study.questions)
     small = Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1])))
