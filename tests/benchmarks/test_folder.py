@@ -265,7 +265,7 @@ class TestPrepare:
         outcome = self.prepare(own, run_script)
         assert outcome.code == 2 and "broken.png: corrupt" in outcome.err and "Traceback" not in outcome.err
         outcome = self.prepare(own, run_script, "--on_bad", "quarantine")
-        assert outcome.code == 0 and "1 items left out" in outcome.log
+        assert outcome.code == 0 and "left out: 1 items" in outcome.log
         for split, question_id in (("train", "q1"), ("dev", "q2")):
             folder = own.parent / "data" / split
             assert [q.question_id for q in read_records(folder / "questions.jsonl", Question)] == [question_id]
