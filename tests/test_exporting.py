@@ -15,7 +15,7 @@ from samrag import exporting
 from samrag.arguments import ExportArguments
 from samrag.errors import UserError
 from samrag.exporting import as_datasets, card, sharegpt_record, split_rows, trl_record
-from samrag.files import read_json, write_records
+from samrag.files import read_json, replacing_folder, write_records
 from samrag.schema import ChatMessage, SftRow
 from samrag.training.sft import to_dataset
 
@@ -116,6 +116,19 @@ class TestForms:
             assert words in text
         old = SftRow(ROWS[0].messages, (), "answer", "answer", "q", (), "hash")
         assert "| teacher | not noted (1) |" in card({"train": [old]}, 0, arguments)
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    with replacing_folder(folder) as new:
+        (new / "old.txt").write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing_folder(folder) as new:
+        (new / "new.txt").write_text("new")
+        raise ZeroDivisionError
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "old.txt"]
+    with replacing_folder(folder) as new:
+        (new / "new.txt").write_text("new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "new.txt"]
 
 
 @pytest.mark.parametrize(

@@ -248,8 +248,11 @@ def _images(folder: Path, quarantine: Quarantine, first_frame: bool) -> Iterator
     """Yield (where, document) of every image file, in the order of their paths."""
     root = folder / IMAGES_FOLDER
     named = _titles(folder, root, quarantine)
-    paths = sorted(path for path in root.rglob("*") if not path.is_dir() and not path.name.startswith("."))
-    for path in paths:
+    for path in sorted(path for path in root.rglob("*") if not path.name.startswith(".")):
+        if path.is_dir():
+            if path.is_symlink():
+                quarantine.add(BadItemError(str(path), "it is a link to a folder, which is not followed"))
+            continue
         relative = path.relative_to(root).as_posix()
         where, line = named.get(relative, ("", _ImageLine(path=relative)))
         try:

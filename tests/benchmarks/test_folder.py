@@ -167,6 +167,7 @@ BAD_IMAGES = {
     "animated": (gif, "animated: 2 frames.*animated: first_frame"),
     "32 bits": (lambda path: Image.fromarray(np.zeros((2, 2), np.float32)).save(path, "TIFF"), "no fixed brightness"),
     "a dead link": (lambda path: path.symlink_to(path.parent / "nowhere"), "missing"),
+    "a linked folder": (lambda path: path.symlink_to(path.parent / "trips"), "link to a folder"),
     "a link out": (lambda path: path.symlink_to(path.parents[1] / "texts.jsonl"), "leaves the folder"),
 }
 
