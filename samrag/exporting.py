@@ -178,7 +178,7 @@ def _llama_factory_yaml(splits: Splits, folder: Path, arguments: ExportArguments
         "dataset": f"{arguments.name}_train",
         "template": "llava",
         "cutoff_len": 4096,
-        "output_dir": str(folder / "adapter"),
+        "output_dir": str(folder.parent / "llama_factory_adapter"),  # not inside: an export replaces its folders
         "logging_steps": 10,
         "save_strategy": "epoch",
         "plot_loss": True,

@@ -169,6 +169,7 @@ class TestStage:
         information = read_json(out / "llama_factory" / "dataset_info.json")
         settings = yaml.safe_load((out / "llama_factory" / "train.yaml").read_text(encoding="utf-8"))
         assert settings["media_dir"] == str(out / "images")
+        assert Path(settings["output_dir"]).parent == out, "the next export replaces the folders of its formats"
         for split, key in (("train", "dataset"), ("validation", "eval_dataset")):
             table = read_json(out / "llama_factory" / information[settings[key]]["file_name"])
             assert len(table) == len(saved[split]) == len(read[split])
