@@ -36,7 +36,7 @@ _LIBRARIES = (
     "datasets",
 )
 _SECRET = ("key", "token", "password", "secret")
-_MACHINE_BOUND = ("logging_dir", "run_name", "local_rank", "report_to")
+_MACHINE_BOUND = ("logging_dir", "run_name", "local_rank", "report_to", "dry_run")
 log = logging.getLogger(__name__)
 
 

@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--num_vision_steps", type=int, default=1500)
     parser.add_argument("--num_repeat_steps", type=int, default=700)
     parser.add_argument("--num_compare_steps", type=int, default=500)
-    parser.add_argument("--num_steps", type=int, default=4200)
+    parser.add_argument("--num_steps", type=int, default=4700)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--learning_rate", type=float, default=2e-3)
     parser.add_argument("--hidden", type=int, default=128)
@@ -252,8 +252,8 @@ learns.
 | vision accuracy, images held out | {history[0]["vision_accuracy"]} |
 
 First the vision tower alone, on emblems with labels; then, with the tower frozen, projector and language model on
-repeating words, comparing names, captioning, and answering from at most {MAX_PASSAGES} documents. Share of examples
-with never-seen names whose whole greedy reply is right:
+repeating words, comparing names, captioning, and answering from at most {MAX_PASSAGES} documents. Share of
+examples with never-seen names whose whole greedy reply is right:
 
 | task | exact |
 |---|---:|

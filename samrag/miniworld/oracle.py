@@ -70,7 +70,7 @@ _BEARS_ON = {
 
 
 def is_relevant(relation: Relation, club_name: str, reading: Reading) -> bool:
-    """Whether a passage is about the club, which a founder's text calls by its last word, and bears on what is asked."""
+    """Whether a passage is about the club, which founders' texts call by its last word, and bears on what is asked."""
     subject = club_name.split()[-1] if reading.source is Source.FOUNDER else club_name
     return reading.source in _BEARS_ON[relation] and reading.subject == subject
 
@@ -123,6 +123,18 @@ def usefulness(relation: Relation, seen: Inspection, answer: str) -> Verdict:
     return Verdict.TRUE if fits else Verdict.FALSE
 
 
+def found(relation: Relation, seen: Inspection) -> str:
+    """The links of the chain that the content holds."""
+    links = [seen.founder, seen.value] if relation in BRIDGE_RELATIONS else [seen.value]
+    return f"Found: {', '.join(link or 'nothing' for link in links)}."
+
+
+def weighed(relation: Relation, seen: Inspection, answer: str) -> str:
+    """The answer under judgement: its sort, and how it compares with what was found."""
+    against = f", {compare(answer, seen.value)}" if seen.value else ""
+    return f"The answer is {answer}, a {sort_of(relation, answer)}{against}."
+
+
 def sort_of(relation: Relation, answer: str) -> str:
     """What sort of thing an answer is; the asked sort where several fit (a town is a home too)."""
     sorts = [relation, *Relation]
@@ -167,6 +179,6 @@ def reply(
         return OracleReply(" ".join(thoughts), Verdict.TRUE if seen.num_relevant else Verdict.FALSE)
     if kind is CallKind.ANSWER:
         return OracleReply(" ".join(thoughts), seen.value or NOT_STATED)
-    thoughts.append(f"The answer is {answer}, a {sort_of(relation, answer)}.")
+    thoughts += [found(relation, seen), weighed(relation, seen, answer)]
     judge = support if kind is CallKind.IS_SUP else usefulness
     return OracleReply(" ".join(thoughts), judge(relation, seen, answer))

@@ -17,13 +17,14 @@ from samrag.miniworld.language import (
     EMBLEM,
     IMAGE_RELATIONS,
     TEXT_RELATIONS,
+    VALUES,
     Relation,
     ask,
     club_text,
     describe,
     founder_text,
 )
-from samrag.miniworld.oracle import asked, compare, judged_line, read_passage, reply
+from samrag.miniworld.oracle import asked, compare, judged_line, read_passage, reply, sort_of
 from samrag.miniworld.world import (
     ANIMALS,
     COLOURS,
@@ -44,13 +45,13 @@ from samrag.miniworld.world import (
     name_pool,
 )
 from samrag.prompts import PromptStyle, render
-from samrag.replies import write
+from samrag.replies import NOT_STATED, write
 
 MAX_PASSAGES = 4
 """Documents in one context at most; longer contexts are new to the base model."""
 _WORDS = (
     *COLOURS, *COUNTS, *JOBS, *SHAPES, *SPORTS, *TOWNS, *YEARS, *Relation,
-    "True", "False", "Partial", "yes", "no", "same", "other",
+    "True", "False", "Partial", "yes", "no", "same", "other", "nothing",
     "document", "question", "answer", "founder", "club", "emblem",
 )  # fmt: skip
 _LIST = (*PLACES, *ANIMALS, *FIRST_NAMES, *LAST_NAMES, *_WORDS)
@@ -108,7 +109,8 @@ def _passage(rng: random.Random, club: Club, source: str, relation: Relation, wa
     return Passage(title, text)
 
 
-def _answer_example(rng: random.Random, names: Names, max_passages: int) -> Example:
+def _reading(rng: random.Random, names: Names, max_passages: int) -> tuple[Relation, str, tuple[Passage, ...]]:
+    """What is asked, the question, and content that may answer it."""
     relations = rng.choice((TEXT_RELATIONS, BRIDGE_RELATIONS, IMAGE_RELATIONS))
     relation = rng.choice(relations)
     club = _club(rng, names, rng.choice(names.clubs))
@@ -127,10 +129,32 @@ def _answer_example(rng: random.Random, names: Names, max_passages: int) -> Exam
             source = "club"
         passages.append(_passage(rng, other, source, relation, club.name))
     rng.shuffle(passages)
-    call = Call(CallKind.ANSWER, ask(relation, club.name, rng.randrange(2)), tuple(passages))
-    right = reply(call.kind, call.question, call.passages)
+    return relation, ask(relation, club.name, rng.randrange(2)), tuple(passages)
+
+
+def _answer_example(rng: random.Random, names: Names, max_passages: int) -> Example:
+    _, question, passages = _reading(rng, names, max_passages)
+    right = reply(CallKind.ANSWER, question, passages)
+    prompt = render(Call(CallKind.ANSWER, question, passages), PromptStyle.STUDENT)
+    return Example("answer", prompt.message().content, write(right.reasoning, right.response))
+
+
+def _sort_example(rng: random.Random, names: Names, max_passages: int) -> Example:
+    """Read the content, then say what sort of thing a given answer is, be it right, wrong or out of place."""
+    relation, question, passages = _reading(rng, names, max_passages)
+    other = relation if rng.random() < 0.6 else rng.choice(list(Relation))
+    answer = reply(CallKind.ANSWER, question, passages).response
+    if answer == NOT_STATED or rng.random() < 0.5:
+        answer = rng.choice(VALUES[other])
+    if rng.random() < 0.1:
+        answer = f"It is {answer}."
+    call = Call(CallKind.IS_USE, question, passages, answer=answer)
+    body = render(call, PromptStyle.STUDENT).body
+    prompt = (
+        f'Read the documents, and name the sort of the answer. Reply in JSON with "Reasoning" and "Response".\n{body}'
+    )
     return Example(
-        "answer", render(call, PromptStyle.STUDENT).message().content, write(right.reasoning, right.response)
+        "sort", prompt, write(reply(call.kind, question, passages, answer=answer).reasoning, sort_of(relation, answer))
     )
 
 
@@ -186,8 +210,10 @@ def _is_name(first: str, last: str) -> bool:
 def draw_example(rng: random.Random, names: Names, max_passages: int = MAX_PASSAGES) -> Example:
     """Draw one example: mostly questions over given content, then captions, then repeating and comparing."""
     task = rng.random()
-    if task < 0.7:
+    if task < 0.56:
         return _answer_example(rng, names, max_passages)
+    if task < 0.72:
+        return _sort_example(rng, names, max_passages)
     if task < 0.86:
         return _caption_example(rng, names, CallKind.CAPTION_QUERY)
     if task < 0.88:

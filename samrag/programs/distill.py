@@ -330,7 +330,7 @@ class _Contexts:
         captioned = [Kept(k.doc_id, Passage(k.passage.title, captions.get(k.doc_id, k.passage.text))) for k in kept]
         whole = [kept, *([captioned] if captioned != kept else [])]
         if refused:
-            mixed = [*rng.choice(whole), *rng.sample(refused, rng.randint(1, min(2, len(refused))))]
+            mixed = [*rng.choice(whole), *rng.sample(refused, rng.randint(1, len(refused)))]
             rng.shuffle(mixed)
             whole.append(mixed)
         if len(refused) > 1:

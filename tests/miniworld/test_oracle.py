@@ -149,5 +149,6 @@ def test_the_reasoning_says_what_is_asked_goes_through_the_documents_and_says_wh
     assert reasoning == (
         "Asked: the job of the founder of the Oak Owls. Oak Oak same, Hawks Owls other, club: no. "
         "Oak Oak same, Owls Owls same, club: yes, the founder is Ada Page. "
-        "Ada Page, Owls Owls same, founder: yes, the job is baker. The answer is baker, a job."
+        "Ada Page, Owls Owls same, founder: yes, the job is baker. Found: Ada Page, baker. "
+        "The answer is baker, a job, baker baker same."
     )
