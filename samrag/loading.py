@@ -27,6 +27,7 @@ def _backend(arguments: RunArguments, teacher: TeacherArguments) -> Backend:
         adapter=arguments.adapter,
         image_root=root,
         batch_tokens=arguments.batch_tokens,
+        max_batch=arguments.max_batch,
         num_threads=arguments.num_threads,
     )
 

@@ -121,6 +121,7 @@ def _backends(arguments: StudyArguments, teacher: TeacherArguments, root: Path) 
         adapter=arguments.adapter,
         image_root=root,
         batch_tokens=arguments.batch_tokens,
+        max_batch=arguments.max_batch,
         num_threads=arguments.num_threads,
     )
     backends: dict[str, Backend] = {M: tuned.with_adapter(False), TUNED_M: tuned}

@@ -238,6 +238,28 @@ def test_adapter_on_and_off_share_the_weights_and_differ(backend: LocalBackend, 
         backend.with_adapter(True)
 
 
+def test_tuned_weights_give_what_the_adapter_gives_and_switch_back_exactly(folder: Path, adapter: Path) -> None:
+    decoder = LocalBackend.load(folder, adapter=adapter, image_root=folder)._decoder
+    assert decoder._tuned is not None
+    ids = torch.arange(5, 25)[None]
+    before = {name: weight.clone() for name, weight in decoder.peft_model.named_parameters()}
+    with torch.no_grad():
+        expected = decoder.model(input_ids=ids).logits
+        with decoder._adapter(True):
+            tuned = decoder.model(input_ids=ids).logits
+        with decoder._adapter(False):
+            base = decoder.model(input_ids=ids).logits
+            with decoder.peft_model.disable_adapter():
+                assert torch.equal(base, decoder.model(input_ids=ids).logits)
+    torch.testing.assert_close(tuned, expected, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(base, expected, atol=1e-3)
+    assert all(torch.equal(before[name], weight) for name, weight in decoder.peft_model.named_parameters())
+
+
+def test_an_adapter_in_half_precision_is_not_added_to_the_weights(folder: Path, adapter: Path) -> None:
+    assert LocalBackend.load(folder, adapter=adapter, image_root=folder, dtype="bfloat16")._decoder._tuned is None
+
+
 def test_identity_follows_content_not_place(backend: LocalBackend, folder: Path, tmp_path: Path) -> None:
     model = LlavaForConditionalGeneration.from_pretrained(folder)
     LlavaProcessor.from_pretrained(folder).save_pretrained(tmp_path)
