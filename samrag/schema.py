@@ -215,6 +215,8 @@ class DroppedItem:
     doc_ids: tuple[str, ...]
     reason: str
     detail: str = ""
+    wanted: str = ""
+    """What the filters asked of the reply."""
     replay: str = ""
     """For an item without a usable reply: the command that tries its question again."""
 

@@ -164,7 +164,14 @@ class _Recipe:
         for item, passed, (reason, detail) in zip(wanted, result, reasons, strict=True):
             if passed is None:
                 self.dropped.append(
-                    DroppedItem(self.question.question_id, item.call.kind, item.doc_ids, reason, detail[:300])
+                    DroppedItem(
+                        self.question.question_id,
+                        item.call.kind,
+                        item.doc_ids,
+                        reason,
+                        detail[:300],
+                        ", ".join(item.filters),
+                    )
                 )
         self.passed += [passed for passed in result if passed is not None]
         return result

@@ -194,7 +194,8 @@ def _dropped_view(item: DroppedItem, sources: _Sources) -> SampleView:
         gold=gold,
         question_id=item.question_id,
         documents=_document_views(item.question_id, item.doc_ids, sources),
-        why=REASONS.get(item.reason, item.reason.replace("_", " ")),
+        why=REASONS.get(item.reason, item.reason.replace("_", " "))
+        + (f"; wanted: {item.wanted}" if item.wanted else ""),
         detail=item.detail,
         replay=item.replay,
     )
