@@ -1,6 +1,7 @@
 """Raw captions for image documents: python data_gen/caption.py --config configs/quickstart/caption.yaml.
 
 The captions serve indexing alone (SAM-RAG, section 3.4.1). Reads documents.jsonl; writes documents.captioned.jsonl.
+With `--dry_run true` it only says what would be asked, and what that would cost.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from samrag.answering import recorded, teacher_backend
 from samrag.arguments import CaptionArguments, TeacherArguments
+from samrag.asking import caption_stage, dry_run
 from samrag.captioning import caption_documents
 from samrag.config import parse, run
 from samrag.engines.recorded import Store
@@ -35,11 +37,16 @@ async def caption(arguments: CaptionArguments, teacher: TeacherArguments) -> Non
     finally:
         await engine.close()
         store.close()
+        log.info("%s", engine.meter.table())
 
 
 def main() -> None:
     """Parse, caption, write."""
-    asyncio.run(caption(*parse(CaptionArguments, TeacherArguments)))
+    arguments, teacher = parse(CaptionArguments, TeacherArguments)
+    if arguments.dry_run:
+        log.info("%s", asyncio.run(dry_run(caption_stage(arguments, teacher))))
+    else:
+        asyncio.run(caption(arguments, teacher))
 
 
 if __name__ == "__main__":

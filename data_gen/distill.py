@@ -12,17 +12,20 @@ import logging
 from collections import Counter
 from pathlib import Path
 
-from samrag.answering import looked_up, rank_documents, recorded, teacher_backend
+from samrag.answering import recorded, teacher_backend
 from samrag.arguments import DistillArguments, TeacherArguments
+from samrag.asking import distill_stage, dry_run
 from samrag.config import parse, run
-from samrag.distilling import ask_teacher, documents_by_id, materials_of, quarantined, rows_of
+from samrag.distilling import ask_teacher, options_of, quarantined, read_materials, rows_of
+from samrag.engines.base import Engine
 from samrag.engines.recorded import Store
 from samrag.errors import UserError
-from samrag.files import read_records, write_records, write_text
+from samrag.files import write_records, write_text
+from samrag.programs.distill import planned_calls
 from samrag.prompts import PromptStyle
 from samrag.provenance import command_line, is_finished, write_run_record
 from samrag.report.data_card import data_card
-from samrag.schema import Document, Question
+from samrag.report.samples import write_samples
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +34,9 @@ async def distill(arguments: DistillArguments, teacher: TeacherArguments) -> Non
     """Rank, ask, filter, write."""
     output = Path(arguments.output_dir)
     inputs = [Path(arguments.questions_file), Path(arguments.documents_file), Path(arguments.index_dir)]
-    questions = read_records(inputs[0], Question)[: arguments.max_questions]
-    documents = read_records(inputs[1], Document)
-    by_id = documents_by_id(documents, inputs[1], questions)
     if is_finished(output, [arguments, teacher], inputs):
         return
-
-    deep = arguments.negatives_top + max((len(question.support_ids) for question in questions), default=0)
-    hits = rank_documents(questions, documents, inputs[2], arguments.embedder, deep)
-    materials = materials_of(questions, by_id, looked_up(hits, documents), arguments)
+    materials, by_id = read_materials(arguments)
     root = Path(arguments.image_root)
     store = Store(Path(teacher.store))
     engine = recorded(teacher_backend(teacher, root), store, root, PromptStyle.TEACHER)
@@ -49,6 +46,7 @@ async def distill(arguments: DistillArguments, teacher: TeacherArguments) -> Non
     finally:
         await engine.close()
         store.close()
+        log.info("%s", engine.meter.table())
 
     dropped = [item for result in results for item in result.dropped]
     write_records(output / "dropped.jsonl", dropped)
@@ -59,16 +57,41 @@ async def distill(arguments: DistillArguments, teacher: TeacherArguments) -> Non
         raise UserError(f"no item became a row ({why}); look at {output / 'dropped.jsonl'}, and check the teacher.")
     write_records(output / "sft.jsonl", rows)
     passed = Counter(str(item.call.kind) for result in results for item in result.passed)
-    card = data_card(rows, passed, dropped, usage, arguments, teacher, len(materials))
+    ledger = engine.meter.ledger
+    cost = "" if ledger.price is None else f"${ledger.spent_usd:,.4f} in this run; stored replies cost nothing anew"
+    card = data_card(rows, passed, dropped, usage, arguments, teacher, len(materials), cost)
     write_text(output / "data_card.md", card)
+    write_samples(
+        output / "samples.html",
+        rows,
+        dropped,
+        [material.question for material in materials],
+        by_id.values(),
+        root,
+        per_group=arguments.samples_per_group,
+        seed=arguments.seed,
+    )
     write_run_record(output, [arguments, teacher], inputs, arguments.seed)
     log.info("%s: %d rows kept, %d items dropped, %d calls", output, len(rows), len(dropped), usage.calls)
+
+
+async def plan(arguments: DistillArguments, teacher: TeacherArguments) -> None:
+    """Say what the whole job asks at least, kind by kind, and what there is to ask at once."""
+    materials, _ = read_materials(arguments)
+    backend = teacher_backend(teacher, Path(arguments.image_root))
+    engine = Engine(backend, PromptStyle.TEACHER)
+    calls = [call for material in materials for call in planned_calls(material, options_of(arguments))]
+    log.info("The job, if every item passes at its first sample (at most %d):", arguments.num_samples)
+    for kind in [*sorted({call.kind for call in calls}), None]:
+        requests = [engine.request(call) for call in calls if kind in (call.kind, None)]
+        log.info("%-16s %s", kind or "all", backend.estimate(requests))
+    log.info("%s", await dry_run(distill_stage(arguments, teacher)))
 
 
 def main() -> None:
     """Parse, distil."""
     arguments, teacher = parse(DistillArguments, TeacherArguments)
-    asyncio.run(distill(arguments, teacher))
+    asyncio.run(plan(arguments, teacher) if arguments.dry_run else distill(arguments, teacher))
 
 
 if __name__ == "__main__":

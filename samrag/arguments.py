@@ -139,6 +139,32 @@ class CaptionArguments:
 
 
 @dataclass(config=STRICT)
+class BatchArguments:
+    """A stage's calls through the batch endpoint: within a day, at half the price."""
+
+    stage: Literal["caption", "distill"]
+    """The stage whose calls are asked."""
+    stage_config: str
+    """The stage's own YAML, as its script takes it; replies go to its store."""
+    batch_dir: str
+    """Folder of the batches' state and files; one for each stage and teacher."""
+    max_requests: int = 50_000
+    """Requests in a file at most (OpenAI: 50,000)."""
+    max_file_mb: float = 200.0
+    """Megabytes of a file at most (OpenAI: 200)."""
+    poll_s: float = 60.0
+    """Seconds between two looks at a batch."""
+    wait: bool = True
+    """Wait for the batches and go on with the calls that follow; false goes as far as it can now, and ends."""
+    dry_run: bool = False
+    """Only say what the next batches would take."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "max_requests")
+        _at_least(self, 0.001, "max_file_mb", "poll_s")
+
+
+@dataclass(config=STRICT)
 class DistillArguments:
     """Teacher data for the student: what to ask, and what to keep."""
 
@@ -192,6 +218,8 @@ class DistillArguments:
     """samples.html: items shown per kind, label and fate."""
     data_licence: str = "not stated"
     """Licence of the questions and documents, for the data card."""
+    dry_run: bool = False
+    """Only say what would be asked, and what it would cost."""
     seed: int = 0
     """Seed of every draw."""
 
@@ -383,6 +411,8 @@ class RunArguments:
     """Local model: adapter folder."""
     batch_tokens: int = 16384
     """Local model: tokens per batch."""
+    max_batch: int = 64
+    """Local model: prompts per batch; the smaller the model, the more it gains from more of them."""
     num_threads: int | None = None
     """Local model: CPU threads; none leaves torch's setting."""
     max_in_flight: int = 256
@@ -391,7 +421,7 @@ class RunArguments:
     """Questions to use; none is all."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_tokens", "num_threads", "max_in_flight", "max_questions")
+        _at_least(self, 1, "batch_tokens", "max_batch", "num_threads", "max_in_flight", "max_questions")
 
 
 @dataclass(config=STRICT)
@@ -424,6 +454,8 @@ class StudyArguments:
     """Say in every table that G is a simulation."""
     batch_tokens: int = 16384
     """Local model: tokens per batch."""
+    max_batch: int = 64
+    """Local model: prompts per batch; the smaller the model, the more it gains from more of them."""
     num_threads: int | None = None
     """Local model: CPU threads; none leaves torch's setting."""
     max_in_flight: int = 256
@@ -432,7 +464,7 @@ class StudyArguments:
     """Questions to use; none is all."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_tokens", "num_threads", "max_in_flight", "max_questions")
+        _at_least(self, 1, "batch_tokens", "max_batch", "num_threads", "max_in_flight", "max_questions")
 
 
 @dataclass(config=STRICT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from samrag.arguments import CaptionArguments
 from samrag.calls import Call, CallKind, Caption, Failure, Program, Reply, Sampling
@@ -34,6 +34,12 @@ def raw_caption(document: Document, sampling: Sampling) -> Program[Reply]:
     return reply
 
 
+def caption_programs(documents: Sequence[Document], arguments: CaptionArguments) -> Iterator[Program[Reply]]:
+    """One program for each image among the documents, in their order."""
+    sampling = Sampling(arguments.temperature, arguments.max_tokens)
+    return (raw_caption(document, sampling) for document in documents if document.modality is Modality.IMAGE)
+
+
 async def caption_documents(
     documents: Sequence[Document], engine: Engine, arguments: CaptionArguments, concurrency: int, label: str
 ) -> tuple[list[Document], int]:
@@ -42,10 +48,9 @@ async def caption_documents(
     Raises:
         UserError: there are images, and none of them got a caption.
     """
-    sampling = Sampling(arguments.temperature, arguments.max_tokens)
     result, failed = list(documents), dict[int, Reply]()
     positions = [i for i, document in enumerate(documents) if document.modality is Modality.IMAGE]
-    programs = (raw_caption(documents[i], sampling) for i in positions)
+    programs, done = caption_programs(documents, arguments), 0
     with progress(f"captions {label[-24:]}", len(positions)) as advance:
         async for number, outcome in run(programs, engine, Schedule.CONCURRENT, concurrency):
             if isinstance(outcome.value, Caption):
@@ -53,9 +58,10 @@ async def caption_documents(
                 result[position] = dataclasses.replace(documents[position], caption=outcome.value.text)
             else:
                 failed[number] = outcome.value
-            advance()
+            done += 1
+            advance(note=engine.meter.note(len(positions) - done))
     if positions and len(failed) == len(positions):
-        first = failed[0]
+        first = failed[min(failed)]
         why = f"{first.reason}: {first.detail}" if isinstance(first, Failure) else "no caption"
         raise UserError(
             f"none of the {len(positions)} images of {label} got a caption (the first: {why}); "

@@ -8,11 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+from samrag.answering import looked_up, rank_documents
 from samrag.arguments import DistillArguments
 from samrag.calls import Answer, Call, Caption, FailureReason, Judgement
 from samrag.engines.base import Engine
 from samrag.errors import UserError
-from samrag.programs.distill import Distilled, DistillOptions, Material, Passed, distill
+from samrag.files import read_records
+from samrag.programs.distill import Distilled, DistillOptions, Material, Passed, distill, planned_calls
 from samrag.programs.steps import spoken
 from samrag.progress import progress
 from samrag.prompts import PromptStyle, render, template_hash
@@ -90,6 +92,21 @@ def options_of(arguments: DistillArguments) -> DistillOptions:
     return DistillOptions(**{field.name: given[field.name] for field in fields(DistillOptions) if field.name in given})
 
 
+def read_materials(arguments: DistillArguments) -> tuple[list[Material], dict[str, Document]]:
+    """Questions with their positives and drawn negatives, and the documents by id.
+
+    Raises:
+        UserError: a file is missing or broken, a support is missing, or the index is of other documents.
+    """
+    path = Path(arguments.documents_file)
+    questions = read_records(Path(arguments.questions_file), Question)[: arguments.max_questions]
+    documents = read_records(path, Document)
+    by_id = documents_by_id(documents, path, questions)
+    deep = arguments.negatives_top + max((len(question.support_ids) for question in questions), default=0)
+    hits = rank_documents(questions, documents, Path(arguments.index_dir), arguments.embedder, deep)
+    return materials_of(questions, by_id, looked_up(hits, documents), arguments), by_id
+
+
 def materials_of(
     questions: Sequence[Question],
     documents: Mapping[str, Document],
@@ -119,14 +136,16 @@ async def ask_teacher(
     materials: Sequence[Material], engine: Engine, arguments: DistillArguments, concurrency: int
 ) -> tuple[list[Distilled], Usage]:
     """Run the recipe for every question; results in the order of the questions."""
-    programs = [distill(material, options_of(arguments)) for material in materials]
+    options = options_of(arguments)
+    programs = [distill(material, options) for material in materials]
+    num_planned = sum(len(planned_calls(material, options)) for material in materials)
     results: dict[int, Distilled] = {}
     total = Usage()
     with progress("distilling", len(programs)) as advance:
         async for position, result in run(programs, engine, Schedule.CONCURRENT, concurrency):
             results[position] = result.value
             total += result.usage
-            advance(note=f"{total.calls:,} calls, {total.cached_calls:,} stored, {total.failures:,} failed")
+            advance(note=engine.meter.note(max(0, num_planned - total.calls)))
     return [results[i] for i in range(len(programs))], total
 
 

@@ -288,11 +288,11 @@ class ApiBackend:
         except openai.APIConnectionError as error:
             gone = _unreachable(error)
             return _Trouble(
-                "unreachable" if gone else "network", self._plain(error), {}, gone
+                "unreachable" if gone else "network", self.plain(error), {}, gone
             ), Tokens() if gone else None
         except (openai.APIResponseValidationError, ValueError) as error:  # no JSON, or bytes that are no text
             self._reached = True
-            return _Trouble("malformed", self._plain(error), {}), None
+            return _Trouble("malformed", self.plain(error), {}), None
         finally:
             self._sent.discard(task)
 
@@ -301,16 +301,16 @@ class ApiBackend:
         status, headers = error.status_code, error.response.headers
         if status == 429 and error.code not in _NO_CREDIT:
             self.limiter.overloaded(turn, headers, park=True)
-            return _Trouble("rate_limited", self._plain(error), headers)
+            return _Trouble("rate_limited", self.plain(error), headers)
         if status >= 500 or (status in _RETRIED_STATUS and status != 429):
             if status == 503:
                 self.limiter.overloaded(turn, headers, park=False)
-            return _Trouble("server", self._plain(error), headers)
+            return _Trouble("server", self.plain(error), headers)
         return self._refused(error)
 
     def _refused(self, error: openai.APIStatusError) -> Failure:
         """A status that trying again does not change: stop the run, or give up this request."""
-        status, said = error.status_code, self._plain(error)
+        status, said = error.status_code, self.plain(error)
         if status == 401:
             raise UserError(f"{self.base_url} refused the key (401); set {self.api_key_env} to a valid one.") from None
         if status == 403:
@@ -331,7 +331,7 @@ class ApiBackend:
             raise UserError(f"{self.base_url} refused the first {self._num_refused} requests; the last with: {said}")
         return Failure(FailureReason.BAD_REQUEST, said)
 
-    def _plain(self, problem: Exception | str) -> str:
+    def plain(self, problem: Exception | str) -> str:
         """A problem in few words, without the key should a server have repeated it."""
         text = str(problem) or type(problem).__name__
         key = os.environ.get(self.api_key_env)

@@ -98,7 +98,9 @@ def main() -> None:
     documents = read_records(data / "documents.captioned.jsonl", Document)
     clubs = read_truth(options.run_dir / "world")
     teacher = Teacher(clubs, options.error_rate)
-    arguments = DistillArguments(*[""] * 6)
+    arguments = DistillArguments(
+        questions_file="", documents_file="", image_root="", index_dir="", embedder="", output_dir=""
+    )
     ranker = Bm25Ranker(documents)
     by_id = {document.doc_id: document for document in documents}
     rankings = [
