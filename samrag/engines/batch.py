@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from samrag.calls import Failure, FailureReason
 from samrag.engines.api import ApiBackend
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import openai
     from openai.types import Batch
 
-_ENDPOINT = "/v1/chat/completions"
+_ENDPOINT: Final = "/v1/chat/completions"
 _ENDED = ("completed", "failed", "expired", "cancelled")
 _QUEUE_FULL = "token_limit_exceeded"
 _MAX_TIMES = 3  # batches that one request goes through, at most

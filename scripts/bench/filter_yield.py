@@ -16,19 +16,17 @@ from pathlib import Path
 
 from samrag.arguments import DistillArguments
 from samrag.calls import Answer, Call, CallKind, Caption, Judgement, Passage, Reply
-from samrag.distilling import materials_of, options_of
-from samrag.files import read_records
+from samrag.distilling import options_of
 from samrag.miniworld import oracle
 from samrag.miniworld.dataset import read_truth
 from samrag.miniworld.language import EMBLEM, club_text, describe, founder_text
 from samrag.miniworld.teacher import Teacher
+from samrag.miniworld.trial import bm25_materials, recipe
 from samrag.miniworld.world import Club
 from samrag.programs.distill import Distilled, Material, distill
 from samrag.programs.steps import spoken
 from samrag.prompts import PromptStyle, render
 from samrag.replies import parse, write
-from samrag.retrieval.lexical import Bm25Ranker
-from samrag.schema import Document, Question
 
 
 def asked(teacher: Teacher, call: Call) -> Reply:
@@ -93,24 +91,14 @@ def main() -> None:
     parser.add_argument("--max_questions", type=int, default=None)
     options = parser.parse_args()
 
-    data = options.run_dir / "data" / "train"
-    questions = read_records(data / "questions.jsonl", Question)[: options.max_questions]
-    documents = read_records(data / "documents.captioned.jsonl", Document)
     clubs = read_truth(options.run_dir / "world")
     teacher = Teacher(clubs, options.error_rate)
-    arguments = DistillArguments(
-        questions_file="", documents_file="", image_root="", index_dir="", embedder="", output_dir=""
-    )
-    ranker = Bm25Ranker(documents)
-    by_id = {document.doc_id: document for document in documents}
-    rankings = [
-        [by_id[hit.doc_id] for hit in hits]
-        for hits in ranker.search([q.question for q in questions], arguments.negatives_top + 4)
-    ]
+    arguments = recipe()
+    materials = bm25_materials(options.run_dir, arguments, options.max_questions)
     true_text = true_texts(clubs)
 
     counts: Counter[tuple[CallKind, bool, bool]] = Counter()
-    for material in materials_of(questions, by_id, rankings, arguments):
+    for material in materials:
         result, items = follow(material, teacher, arguments)
         kept = {(passed.call, passed.reply) for passed in result.passed}
         for call, reply in items:
@@ -118,7 +106,7 @@ def main() -> None:
                 right = is_right(call, reply, true_text, teacher, spoken(material.question.answers))
                 counts[call.kind, right, (call, reply) in kept] += 1
 
-    print(f"{len(questions)} questions, error rate {options.error_rate}")
+    print(f"{len(materials)} questions, error rate {options.error_rate}")
     print(f"{'kind':<16}{'wrong':>8}{'caught, %':>11}{'right':>8}{'kept, %':>10}")
     for kind in [*sorted({kind for kind, _, _ in counts}), None]:
         cells = {key[1:]: 0 for key in [(0, r, k) for r in (True, False) for k in (True, False)]}
