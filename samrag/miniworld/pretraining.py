@@ -47,8 +47,9 @@ from samrag.miniworld.world import (
 from samrag.prompts import PromptStyle, render
 from samrag.replies import NOT_STATED, write
 
-MAX_PASSAGES = 4
-"""Documents in one context at most; longer contexts are new to the base model."""
+PASSAGES = {1: 38, 2: 22, 3: 14, 4: 9, 5: 6, 6: 5, 7: 3, 8: 3}
+"""How often a context has so many documents, in per cent: long ones are rare, and so are read less well."""
+MAX_PASSAGES = max(PASSAGES)
 _WORDS = (
     *COLOURS, *COUNTS, *JOBS, *SHAPES, *SPORTS, *TOWNS, *YEARS, *Relation,
     "True", "False", "Partial", "yes", "no", "same", "other", "nothing",
@@ -117,7 +118,7 @@ def _reading(rng: random.Random, names: Names, max_passages: int) -> tuple[Relat
     needed = {TEXT_RELATIONS: ["club"], BRIDGE_RELATIONS: ["club", "founder"], IMAGE_RELATIONS: ["emblem"]}[relations]
     shown = [s for s in needed if rng.random() < 0.8]
     passages = [_passage(rng, club, source, relation, club.name) for source in shown]
-    num_passages = max(len(passages), 1, rng.choices((1, 2, 3, 4), (50, 27, 14, 9))[0])
+    num_passages = max(len(passages), 1, rng.choices(list(PASSAGES), list(PASSAGES.values()))[0])
     unneeded = [s for s in ("club", "founder", "emblem") if s not in needed]
     while len(passages) < min(num_passages, max_passages):
         if rng.random() < 0.15:

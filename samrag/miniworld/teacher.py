@@ -49,7 +49,7 @@ def read_request(body: Mapping[str, Any]) -> Asked:
     Raises:
         ValueError: it has no text or no kind that is known.
     """
-    content = body["messages"][-1]["content"]
+    content = body["messages"][0]["content"]  # a second try adds the refused reply and what was wrong with it
     parts = [content] if isinstance(content, str) else [p["text"] for p in content if p.get("type") == "text"]
     text = parts[-1]  # the instruction, with its worked examples, comes first; the data come last
     kind = CallKind(body["response_format"]["json_schema"]["name"])

@@ -53,7 +53,7 @@ class CountingTeacher(Teacher):
         """Count, and reply."""
         turns = body["messages"]
         self.asked[turns[0]["content"][-1]["text"], int(body["seed"]), len(turns)] += 1
-        return super().text({**body, "messages": turns[:1]})  # a second try gets the reply to the first turn
+        return super().text(body)
 
 
 def serve(teacher: Teacher) -> str:

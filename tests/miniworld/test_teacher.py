@@ -126,6 +126,16 @@ def test_equal_requests_get_equal_replies_and_another_seed_another_draw() -> Non
 
 
 @pytest.mark.parametrize("kind", CallKind)
+def test_a_second_try_is_answered_from_the_first_turn_and_drawn_anew(kind: CallKind) -> None:
+    refused = {"role": "assistant", "content": "I cannot tell."}
+    again = {"role": "user", "content": "Your last reply cannot be used."}
+    calls = calls_of(kind)[:40]
+    bodies = [{**body, "messages": [*body["messages"], refused, again]} for body in map(body_of, calls)]
+    assert [Teacher(CLUBS, 0).text(body) for body in bodies] == [right_text(call) for call in calls]
+    assert [Teacher(CLUBS, 1).text(body) for body in bodies] != [Teacher(CLUBS, 1).text(body_of(c)) for c in calls]
+
+
+@pytest.mark.parametrize("kind", CallKind)
 def test_a_request_is_read_from_its_data_not_from_the_worked_examples(kind: CallKind) -> None:
     for call in calls_of(kind)[:9]:
         asked = read_request(body_of(call))
