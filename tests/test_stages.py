@@ -313,8 +313,10 @@ def test_every_row_for_the_student_agrees_with_gold(pipeline: Pipeline) -> None:
             assert isinstance(reply, Caption)
             assert row.label == "caption" and row.images and shown <= supports
     card = (pipeline.root / "sft" / "data_card.md").read_text(encoding="utf-8")
-    assert f"{len(rows)} rows from {TRAIN_QUESTIONS} questions; teacher `simulated-teacher`" in card
-    assert (pipeline.root / "sft" / "dropped.jsonl").is_file()
+    assert f"{len(rows)} rows from {TRAIN_QUESTIONS} questions." in card
+    assert "| teacher | `simulated-teacher` |" in card
+    for name in ("dropped.jsonl", "quarantine.jsonl", "samples.html"):
+        assert (pipeline.root / "sft" / name).is_file()
 
 
 def gold_verdict(kind: str, shown: set[str], supports: set[str], is_gold: bool) -> Verdict:
