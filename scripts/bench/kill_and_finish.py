@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -40,19 +41,22 @@ from samrag.miniworld.world import Club
 from samrag.prompts import PromptStyle
 
 CONCURRENCY = 32
+Asked = tuple[str, str, int, int]
+"""Kind, text, seed and number of turns of a request: what both the teacher and the store know of it."""
 
 
 class CountingTeacher(Teacher):
-    """Counts its requests by what the store knows of them too: last turn's text, and the draw's seed."""
+    """Counts its requests."""
 
     def __init__(self, clubs: Sequence[Club], error_rate: float) -> None:
         super().__init__(clubs, error_rate)
-        self.asked: Counter[tuple[str, int, int]] = Counter()
+        self.asked: Counter[Asked] = Counter()
 
     def text(self, body: Mapping[str, Any]) -> str:
         """Count, and reply."""
         turns = body["messages"]
-        self.asked[turns[0]["content"][-1]["text"], int(body["seed"]), len(turns)] += 1
+        kind = body["response_format"]["json_schema"]["name"]
+        self.asked[kind, turns[0]["content"][-1]["text"], int(body["seed"]), len(turns)] += 1
         return super().text(body)
 
 
@@ -84,7 +88,7 @@ async def work(run_dir: Path, url: str, folder: Path, num_questions: int) -> Non
     write_records(folder / "sft.jsonl", rows)
 
 
-def stored(folder: Path) -> set[tuple[str, int, int]]:
+def stored(folder: Path) -> set[Asked]:
     """What the store holds, in the teacher's terms."""
     path = folder / "calls.sqlite"
     if not path.exists():
@@ -96,7 +100,9 @@ def stored(folder: Path) -> set[tuple[str, int, int]]:
         return set()
     finally:
         connection.close()
-    return {(r["body"], r["sampling"]["seed"] + r["sample_index"], 3 if r.get("repair") else 1) for r in known}
+    return {
+        (r["kind"], r["body"], r["sampling"]["seed"] + r["sample_index"], 3 if r.get("repair") else 1) for r in known
+    }
 
 
 def main() -> None:
@@ -114,6 +120,7 @@ def main() -> None:
         asyncio.run(work(options.run_dir, url, Path(folder), options.num_questions))
         return
 
+    logging.getLogger("aiohttp").setLevel(logging.CRITICAL)  # connections that end are the point here
     clubs = read_truth(options.run_dir / "world")
     with tempfile.TemporaryDirectory() as scratch:
         calm, killed = Path(scratch, "calm"), Path(scratch, "killed")
@@ -133,7 +140,7 @@ def main() -> None:
             return time.monotonic() - begun
 
         whole_s, start_s = timed(calm), timed(calm)  # the second run finds every reply stored
-        share_s = 1.5 * (whole_s - start_s) / options.num_kills
+        share_s = 0.35 * (whole_s - start_s) / options.num_kills
         rng = random.Random(options.seed)
         repeated_though_stored = num_killed = 0
         while num_killed < options.num_kills and not (killed / "sft.jsonl").exists():
