@@ -122,6 +122,7 @@ def test_rows_without_negatives_are_refused_where_some_are_wanted(base, tmp_path
         trainer_for(base, tmp_path / "out", rows)
 
 
+@pytest.mark.training
 def test_a_trained_folder_gives_the_same_vectors_everywhere(base, tmp_path):
     from sentence_transformers import SentenceTransformer
 
@@ -156,6 +157,7 @@ def test_a_trained_folder_gives_the_same_vectors_everywhere(base, tmp_path):
             assert np.min((a * b).sum(axis=1)) >= 0.9999
 
 
+@pytest.mark.training
 def test_a_resumed_run_gives_the_weights_of_an_unbroken_one(base, tmp_path):
     rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(8)))
     whole = trainer_for(base, tmp_path / "out", rows, save_strategy="steps", save_steps=3)

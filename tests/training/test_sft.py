@@ -283,6 +283,7 @@ class TestModel:
         assert student.model_fingerprint(tmp_path) != student.model_fingerprint(base)
 
 
+@pytest.mark.training
 class TestTraining:
     def test_the_adapter_lies_in_the_language_model_alone(self, rows, data, loaded, tmp_path):
         trainer, _ = make_trainer(rows, data, loaded, tmp_path)
