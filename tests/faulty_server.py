@@ -211,8 +211,8 @@ class FaultyServer:
             self.asked[text] += 1
             if fault is Fault.MISSING:
                 continue
-            if fault in (Fault.BAD_REQUEST, Fault.SERVER_ERROR):
-                status = 400 if fault is Fault.BAD_REQUEST else 500
+            status = {Fault.BAD_REQUEST: 400, Fault.BAD_KEY: 401, Fault.SERVER_ERROR: 500}.get(fault) if fault else None
+            if status is not None:
                 reply = {"error": {"message": str(fault), "code": str(fault)}}
                 errors.append(self._line(line["custom_id"], reply, status))
                 continue

@@ -136,6 +136,7 @@ class BatchRun:
         self.clock = clock or SystemClock()
         self.counts: Counter[str] = Counter()
         """What the imported lines were."""
+        self._fatal = ""  # what would spoil every further batch; told once this one's replies are safe
         self.folder.mkdir(parents=True, exist_ok=True)
         self._path = self.folder / "state.json"
         self.state = self._read() if self._path.exists() else State(backend.identity)
@@ -297,6 +298,8 @@ class BatchRun:
         for path in self.folder.glob(f"{part.name}.*"):
             path.unlink()
         log.info("%s: %d of %d requests have their reply", part.name, len(answered), part.num_requests)
+        if self._fatal:
+            raise UserError(f"{self._fatal}; what was answered is stored, mend this and run the same command again.")
 
     def _requeue(self, keys: set[str], status: str) -> None:
         name = "batch_expired" if status == "expired" else "batch_missing"
@@ -380,7 +383,8 @@ class BatchRun:
         error = error if isinstance(error, Mapping) else {}
         said = self.backend.plain(f"{error.get('message') or error.get('code') or 'no reason given'}")
         if status in _FATAL:
-            raise UserError(f"{self.backend.base_url} refused a request of a batch ({status}): {said}")
+            self._fatal = f"{self.backend.base_url} refused a request of a batch ({status}): {said}"
+            return None, Tokens()
         if isinstance(status, int) and 400 <= status < 500 and status not in (408, 409, 429):
             reasons = {"content_filter": FailureReason.CONTENT_FILTER,
                        "context_length_exceeded": FailureReason.TOO_LONG}  # fmt: skip

@@ -148,11 +148,13 @@ def chain(number: int) -> Program[tuple[Reply, ...]]:
     return (first, second)
 
 
-def by_batches(server: FaultyServer, store_path: Path, num_programs: int, **options: Any) -> BatchRun:
+def by_batches(
+    server: FaultyServer, store_path: Path, num_programs: int, ledger: Ledger | None = None, **options: Any
+) -> BatchRun:
     """Rounds of export, submit and import until nothing is left to ask."""
 
     async def run() -> BatchRun:
-        backend = ApiBackend("m", server.url, image_root=store_path.parent)
+        backend = ApiBackend("m", server.url, image_root=store_path.parent, ledger=ledger)
         store = Store(store_path)
         batches = BatchRun(store_path.parent / "batches", backend, store, poll_s=0.01, **options)
         try:
@@ -254,6 +256,50 @@ def test_a_run_cut_short_after_submitting_goes_on_with_the_same_batch(tmp_path: 
         by_batches(server, tmp_path / "store.sqlite", 3)
         assert len(server.batches) == 2  # the first layer's was not submitted again
         assert num_stored(tmp_path / "store.sqlite") == 6
+
+
+def test_a_run_cut_short_between_a_batch_and_its_id_adopts_the_batch(tmp_path: Path) -> None:
+    with serving(FaultyServer()) as server:
+
+        async def begin() -> None:
+            backend = ApiBackend("m", server.url, image_root=tmp_path)
+            store = Store(tmp_path / "store.sqlite")
+            batches = BatchRun(tmp_path / "batches", backend, store)
+            pending = PendingBackend(backend.identity, store, tmp_path)
+            await batches.export(Layer(pending, PromptStyle.TEACHER).wanted(map(chain, range(3))))
+            await batches.settle(wait=False)
+            batches.state.parts[0].batch_id = ""
+            batches._save()
+            await backend.close()
+            store.close()
+
+        server.polls = 2
+        asyncio.run(begin())
+        by_batches(server, tmp_path / "store.sqlite", 3)
+        assert len(server.batches) == 2  # one a layer
+
+
+def test_a_refused_key_in_a_batch_stops_after_its_replies_are_stored(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    with serving(FaultyServer(first_time({TEXTS[1]: Fault.BAD_KEY}))) as server:
+        with pytest.raises(UserError, match=r"401.*run the same command again"):
+            by_batches(server, path, 4)
+        assert num_stored(path) == 3
+        by_batches(server, path, 4)
+        assert num_stored(path) == 8
+        assert max(server.answered.values()) == 1
+
+
+def test_a_batch_that_may_pass_the_budget_is_not_submitted(tmp_path: Path) -> None:
+    with serving(FaultyServer()) as server:
+        ledger = Ledger(PRICE, 0.006)  # a file of two requests may cost about half of it
+        with pytest.raises(UserError, match=r"budget_usd of.*in a batch"):
+            by_batches(server, tmp_path / "store.sqlite", 40, ledger=ledger, max_requests=2)
+        answered = sum(server.answered.values())
+        spent = 0.5 * answered * PRICE.cost_usd(Tokens(100, 20))
+        assert 0 < answered < 80  # two calls a program
+        assert spent <= 0.006
+        assert num_stored(tmp_path / "store.sqlite") == answered
 
 
 def test_a_folder_of_another_models_batches_is_refused(tmp_path: Path) -> None:
