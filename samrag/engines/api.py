@@ -268,9 +268,10 @@ class ApiBackend:
         assert task is not None
         self._sent.add(task)
         try:
-            extra = {name: body[name] for name in ("structured_outputs",) if name in body}
-            plain = {name: value for name, value in body.items() if name not in extra}
-            response = await client.chat.completions.with_raw_response.create(**plain, extra_body=extra or None)
+            # As extra_body, which goes out as it is: the client's walk through typed messages takes a third of a call.
+            response = await client.chat.completions.with_raw_response.create(
+                model=self.model, messages=[], extra_body=body
+            )
             completion = json.loads(response.content)
             reply = read_completion(completion)
             self._reached = True
