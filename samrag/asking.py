@@ -79,7 +79,8 @@ async def dry_run(stage: Stage, batch: bool = False) -> str:
         store.close()
     estimate = backend.estimate(wanted, BATCH_SHARE if batch else 1.0)
     total = layer.num_finished + layer.num_waiting
+    then = "; what the others ask after that depends on the replies" if layer.num_waiting else ""
     return (
         f"{pending.num_stored:,} replies are stored; to ask now: {estimate}. {layer.num_finished:,} of {total:,}"
-        " programs are finished; what the others ask after that depends on the replies."
+        f" programs are finished{then}."
     )
