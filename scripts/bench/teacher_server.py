@@ -48,7 +48,7 @@ def serve(per_minute: int | None, latency_s: float) -> None:
     """Reply to everything; with a limit, keep a sliding window, tell it in headers, and count from the first minute."""
     window: collections.deque[float] = collections.deque()
     counts: collections.Counter[str] = collections.Counter()
-    begun = time.monotonic()
+    begun = last = time.monotonic()
     usage = {"prompt_tokens": 600, "completion_tokens": 40, "total_tokens": 640}
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": _REPLY}}
     completion = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
@@ -58,7 +58,8 @@ def serve(per_minute: int | None, latency_s: float) -> None:
         await request.read()
         if per_minute is None:
             return web.Response(body=data, content_type="application/json")
-        now = time.monotonic()
+        nonlocal last
+        last = now = time.monotonic()
         while window and window[0] <= now - 60:
             window.popleft()
         late = now - begun > 60
@@ -74,7 +75,7 @@ def serve(per_minute: int | None, latency_s: float) -> None:
         return web.Response(body=data, content_type="application/json", headers=headers)
 
     async def tell(_: web.Request) -> web.Response:
-        return web.json_response({**counts, "late_s": max(0.0, time.monotonic() - begun - 60)})
+        return web.json_response({**counts, "late_s": max(0.0, last - begun - 60)})
 
     async def main() -> None:
         app = web.Application()
