@@ -69,9 +69,11 @@ def reply_to(body: dict[str, Any]) -> str:
     return json.dumps({"Reasoning": f"because {digest}", "Response": f"answer {digest}"})
 
 
-def completion(body: dict[str, Any], fault: Fault | None = None) -> dict[str, Any]:
+def completion(
+    body: dict[str, Any], fault: Fault | None = None, reply: Callable[[dict[str, Any]], str] = reply_to
+) -> dict[str, Any]:
     """A chat completion."""
-    content: str | None = reply_to(body)
+    content: str | None = reply(body)
     message: dict[str, Any] = {"role": "assistant"}
     if fault is Fault.LENGTH:
         content = str(content)[:9]
@@ -93,6 +95,8 @@ class FaultyServer:
     """The server's script, and what it saw."""
 
     script: Script = nothing
+    reply: Callable[[dict[str, Any]], str] = reply_to
+    """What is said to a request when nothing goes wrong."""
     slow_s: float = 0.5
     retry_after: str = "0.01"
     polls: int = 1
@@ -104,6 +108,8 @@ class FaultyServer:
     """How often each text came."""
     answered: Counter[str] = field(default_factory=Counter)
     """How often each text got a completion."""
+    faults: Counter[Fault] = field(default_factory=Counter)
+    """Faults of chat completions."""
     bodies: list[dict[str, Any]] = field(default_factory=list)
     """All chat bodies."""
     most_at_once: int = 0
@@ -118,6 +124,8 @@ class FaultyServer:
         fault = self.script(text, self.asked[text])
         self.asked[text] += 1
         self.bodies.append(body)
+        if fault:
+            self.faults[fault] += 1
         self._active += 1
         self.most_at_once = max(self.most_at_once, self._active)
         try:
@@ -144,7 +152,7 @@ class FaultyServer:
             return web.Response()
         if fault is Fault.SLOW:
             await asyncio.sleep(self.slow_s)
-        data = json.dumps(completion(body, fault)).encode()
+        data = json.dumps(completion(body, fault, self.reply)).encode()
         if fault is Fault.CUT_BODY:
             response = web.StreamResponse(
                 headers={"Content-Length": str(len(data)), "Content-Type": "application/json"}

@@ -140,7 +140,7 @@ def main() -> None:
             return time.monotonic() - begun
 
         whole_s, start_s = timed(calm), timed(calm)  # the second run finds every reply stored
-        share_s = 0.35 * (whole_s - start_s) / options.num_kills
+        share_s = 0.2 * (whole_s - start_s) / options.num_kills  # a killed start also works, so fewer are left
         rng = random.Random(options.seed)
         repeated_though_stored = num_killed = 0
         while num_killed < options.num_kills and not (killed / "sft.jsonl").exists():

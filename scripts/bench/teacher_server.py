@@ -45,10 +45,11 @@ _PASSAGE = "A paragraph as long as they mostly are in an encyclopaedia, with nam
 
 
 def serve(per_minute: int | None, latency_s: float) -> None:
-    """Reply to everything; with a limit, keep a sliding window, tell it in headers, and count from the first minute."""
+    """Reply to everything; with a limit, keep a sliding window, tell it in headers, and count once a minute is over."""
     window: collections.deque[float] = collections.deque()
     counts: collections.Counter[str] = collections.Counter()
-    begun = last = time.monotonic()
+    begun: float | None = None
+    last: float | None = None
     usage = {"prompt_tokens": 600, "completion_tokens": 40, "total_tokens": 640}
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": _REPLY}}
     completion = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
@@ -58,8 +59,9 @@ def serve(per_minute: int | None, latency_s: float) -> None:
         await request.read()
         if per_minute is None:
             return web.Response(body=data, content_type="application/json")
-        nonlocal last
+        nonlocal begun, last
         last = now = time.monotonic()
+        begun = begun or now
         while window and window[0] <= now - 60:
             window.popleft()
         late = now - begun > 60
@@ -75,7 +77,7 @@ def serve(per_minute: int | None, latency_s: float) -> None:
         return web.Response(body=data, content_type="application/json", headers=headers)
 
     async def tell(_: web.Request) -> web.Response:
-        return web.json_response({**counts, "late_s": max(0.0, last - begun - 60)})
+        return web.json_response({**counts, "late_s": max(0.0, last - begun - 60) if begun and last else 0.0})
 
     async def main() -> None:
         app = web.Application()
