@@ -52,11 +52,11 @@ def sft_row(question_id: str, passed: Passed, direct: bool, call_key: str, teach
         passed.label,
         question_id,
         passed.doc_ids,
-        template_hash(PromptStyle.STUDENT),
+        template_hash(PromptStyle.STUDENT, passed.call.kind),
         direct,
         call_key,
         teacher_model,
-        template_hash(PromptStyle.TEACHER),
+        template_hash(PromptStyle.TEACHER, passed.call.kind),
         passed.filters,
     )
 

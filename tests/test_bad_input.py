@@ -474,11 +474,12 @@ def bare(model: Path, folder: Path) -> Path:
 @pytest.fixture
 def sft_file(folder: Path) -> Path:
     """A file with one row."""
+    from samrag.calls import CallKind
     from samrag.prompts import PromptStyle, template_hash
     from samrag.schema import ChatMessage, SftRow
 
     messages = (ChatMessage("user", "Is it red?"), ChatMessage("assistant", '{"Response": "True"}'))
-    row = SftRow(messages, (), "is_rel_text", "True", "q", (), template_hash(PromptStyle.STUDENT))
+    row = SftRow(messages, (), "is_rel_text", "True", "q", (), template_hash(PromptStyle.STUDENT, CallKind.IS_REL_TEXT))
     write_records(folder / "sft.jsonl", [row])
     return folder / "sft.jsonl"
 

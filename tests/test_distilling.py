@@ -79,8 +79,8 @@ def test_every_row_knows_where_it_comes_from() -> None:
     for row in rows():
         assert row.call_key.startswith("key of")
         assert row.teacher == "teacher"
-        assert row.teacher_template == template_hash(PromptStyle.TEACHER)
-        assert row.template == template_hash(PromptStyle.STUDENT)
+        assert row.teacher_template == template_hash(PromptStyle.TEACHER, CallKind(row.kind))
+        assert row.template == template_hash(PromptStyle.STUDENT, CallKind(row.kind))
 
 
 def test_quarantine_holds_what_had_no_usable_reply_with_a_command_that_tries_again() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samrag.calls import JUDGEMENTS, Answer, Call, CallKind, Caption, Judgement, Passage
-from samrag.prompts import PromptStyle, render, template_hash
+from samrag.prompts import PromptStyle, render, style_hash, template_hash
 from samrag.prompts.render import IMAGE_MARK, fence, worked_examples
 from samrag.replies import parse
 
@@ -144,17 +144,18 @@ def test_a_title_is_one_line(style: PromptStyle, newline: str) -> None:
 # --- hashes and lengths ---
 
 
-def test_each_style_has_its_own_stable_hash() -> None:
-    teacher, student = (template_hash(style) for style in PromptStyle)
-    assert teacher != student
-    assert all(re.fullmatch("[0-9a-f]{16}", value) for value in (teacher, student))
+def test_each_kind_and_style_has_its_own_hash() -> None:
+    hashes = [template_hash(style, kind) for style in PromptStyle for kind in CallKind]
+    hashes += [style_hash(style) for style in PromptStyle]
+    assert len(set(hashes)) == len(hashes)
+    assert all(re.fullmatch("[0-9a-f]{16}", value) for value in hashes)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_a_changed_template_changes_the_hash_of_its_style_alone(
+def test_a_changed_template_changes_the_hash_of_its_kind_and_style_alone(
     style: PromptStyle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = {each: template_hash(each) for each in PromptStyle}
+    before = {(each, kind): template_hash(each, kind) for each in PromptStyle for kind in CallKind}
     loader = RENDERER._environment().loader
     original = loader.get_source
 
@@ -163,15 +164,15 @@ def test_a_changed_template_changes_the_hash_of_its_style_alone(
         return (source + " " if name == f"{style}/answer.jinja" else source, *rest)
 
     monkeypatch.setattr(loader, "get_source", edited)
-    after = {each: template_hash.__wrapped__(each) for each in PromptStyle}
-    assert {each for each in PromptStyle if after[each] != before[each]} == {style}
+    after = {each: template_hash.__wrapped__(*each) for each in before}
+    assert {each for each in before if after[each] != before[each]} == {(style, CallKind.ANSWER)}
 
 
 def test_the_worked_examples_are_part_of_the_teachers_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {each: template_hash(each) for each in PromptStyle}
+    before = {(each, kind): template_hash(each, kind) for each in PromptStyle for kind in CallKind}
     monkeypatch.setattr(RENDERER, "worked_examples", lambda kind: ())
-    after = {each: template_hash.__wrapped__(each) for each in PromptStyle}
-    assert {each for each in PromptStyle if after[each] != before[each]} == {PromptStyle.TEACHER}
+    after = {each: template_hash.__wrapped__(*each) for each in before}
+    assert {each for each in before if after[each] != before[each]} == {(PromptStyle.TEACHER, k) for k in CallKind}
 
 
 @pytest.mark.parametrize("kind", CallKind)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from samrag.calls import Call, CallKind, Completion, Failure, FailureReason, Reply, Sampling
 from samrag.engines.meter import Meter
-from samrag.prompts import Prompt, PromptStyle, render, template_hash
+from samrag.prompts import Prompt, PromptStyle, render, style_hash, template_hash
 from samrag.replies import parse, reply_schema
 from samrag.schema import Usage
 
@@ -102,7 +102,7 @@ class Engine:
     @property
     def identity(self) -> str:
         """Model and templates."""
-        return f"{self.backend.identity}|{self.style}:{template_hash(self.style)}"
+        return f"{self.backend.identity}|{self.style}:{style_hash(self.style)}"
 
     async def complete(self, calls: Sequence[Call]) -> list[Completion]:
         """Answer calls, in order."""
@@ -135,7 +135,8 @@ class Engine:
 
     def request(self, call: Call) -> Request:
         """Render a call."""
-        return Request(call.kind, render(call, self.style), call.sampling, call.sample_index, template_hash(self.style))
+        template = template_hash(self.style, call.kind)
+        return Request(call.kind, render(call, self.style), call.sampling, call.sample_index, template)
 
     def key(self, call: Call) -> str:
         """Key of the call's reply in the store behind this engine; of the last one, where there were second tries.

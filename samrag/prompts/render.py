@@ -115,13 +115,22 @@ def render(call: Call, style: PromptStyle) -> Prompt:
 
 
 @functools.cache
-def template_hash(style: PromptStyle) -> str:
-    """Hash of all templates of a style: stored with SFT sets and adapters, and compared before use."""
+def template_hash(style: PromptStyle, kind: CallKind) -> str:
+    """Hash of what words a kind of call: stored with replies, SFT rows and adapters, and compared before use.
+
+    It is of one kind, so that rewording that kind, or a new one, leaves the replies and adapters of all others valid.
+    """
     digest = hashlib.sha256()
     loader = _environment().loader
     assert loader is not None
-    for name in sorted(n for n in _environment().list_templates() if n.startswith(f"{style}/")):
+    for name in (f"{style}/_parts.jinja", f"{style}/{kind}.jinja"):
         digest.update(name.encode() + b"\0" + loader.get_source(_environment(), name)[0].encode() + b"\0")
     if style is PromptStyle.TEACHER:
-        digest.update(repr([worked_examples(kind) for kind in CallKind]).encode())
+        digest.update(repr(worked_examples(kind)).encode())
     return digest.hexdigest()[:16]
+
+
+@functools.cache
+def style_hash(style: PromptStyle) -> str:
+    """Hash of the words of all kinds."""
+    return hashlib.sha256("".join(template_hash(style, kind) for kind in CallKind).encode()).hexdigest()[:16]

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from samrag.arguments import DistillArguments, TeacherArguments
-from samrag.prompts import PromptStyle, template_hash
+from samrag.prompts import PromptStyle, style_hash
 from samrag.schema import DroppedItem, SftRow, Usage
 
 SWITCHES = {
@@ -99,8 +99,8 @@ def data_card(
             ("", ""),
             (
                 ("teacher", f"`{teacher.teacher_model}`"),
-                ("teacher templates", f"`{template_hash(PromptStyle.TEACHER)}`"),
-                ("student templates", f"`{template_hash(PromptStyle.STUDENT)}`"),
+                ("teacher templates", f"`{style_hash(PromptStyle.TEACHER)}`"),
+                ("student templates", f"`{style_hash(PromptStyle.STUDENT)}`"),
                 ("licence of questions and documents", arguments.data_licence),
                 ("calls", f"{usage.calls:,}, of them {usage.failures:,} without a usable reply"),
                 ("tokens", f"{usage.input_tokens:,} in, {usage.output_tokens:,} out"),

@@ -44,12 +44,11 @@ _REPLY = json.dumps({"Reasoning": "The text states it in so many words. " * 4, "
 _PASSAGE = "A paragraph as long as they mostly are in an encyclopaedia, with names, years and places. " * 6
 
 
-def serve(per_minute: int | None, latency_s: float) -> None:
-    """Reply to everything; with a limit, keep a sliding window, tell it in headers, and count once a minute is over."""
+def serve(per_minute: int | None, latency_s: float, until_s: float) -> None:
+    """Reply to everything; with a limit, keep a sliding window, tell it in headers, and count after a minute."""
     window: collections.deque[float] = collections.deque()
     counts: collections.Counter[str] = collections.Counter()
     begun: float | None = None
-    last: float | None = None
     usage = {"prompt_tokens": 600, "completion_tokens": 40, "total_tokens": 640}
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": _REPLY}}
     completion = {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
@@ -59,25 +58,25 @@ def serve(per_minute: int | None, latency_s: float) -> None:
         await request.read()
         if per_minute is None:
             return web.Response(body=data, content_type="application/json")
-        nonlocal begun, last
-        last = now = time.monotonic()
+        nonlocal begun
+        now = time.monotonic()
         begun = begun or now
         while window and window[0] <= now - 60:
             window.popleft()
-        late = now - begun > 60
+        counted = 60 < now - begun <= until_s
         headers = {"x-ratelimit-limit-requests": str(per_minute)}
         if len(window) >= per_minute:
-            counts["refused"] += late
+            counts["refused"] += counted
             headers |= {"x-ratelimit-remaining-requests": "0", "retry-after-ms": f"{(window[0] + 60 - now) * 1000:.0f}"}
             return web.json_response({"error": {"message": "slow down"}}, status=429, headers=headers)
         window.append(now)
-        counts["answered"] += late
+        counts["answered"] += counted
         headers["x-ratelimit-remaining-requests"] = str(per_minute - len(window))
         await asyncio.sleep(latency_s)
         return web.Response(body=data, content_type="application/json", headers=headers)
 
     async def tell(_: web.Request) -> web.Response:
-        return web.json_response({**counts, "late_s": max(0.0, last - begun - 60) if begun and last else 0.0})
+        return web.json_response(counts)
 
     async def main() -> None:
         app = web.Application()
@@ -140,14 +139,14 @@ def allowance(minutes: float, per_minute: int, concurrency: int) -> None:
     """Use of the allowance and 429s after the first minute."""
     import urllib.request
 
-    options = ("--per_minute", str(per_minute), "--latency_s", "0.3")
+    options = ("--per_minute", str(per_minute), "--latency_s", "0.3", "--minutes", str(minutes))
     with tempfile.TemporaryDirectory() as scratch, served(*options) as url:
-        asyncio.run(ask(url, Path(scratch), 10**6, concurrency, minutes * 60))
+        asyncio.run(ask(url, Path(scratch), 10**6, concurrency, minutes * 60 + 1))
         with urllib.request.urlopen(f"{url}/counts") as reply:
             counts = json.load(reply)
     answered, refused = counts.get("answered", 0), counts.get("refused", 0)
-    allowed = per_minute * counts["late_s"] / 60
-    print(f"after the first minute, in {counts['late_s']:.0f} s: {answered:,} answered of {allowed:,.0f} allowed")
+    allowed = per_minute * (minutes - 1)
+    print(f"after the first minute, in {minutes - 1:g} more: {answered:,} answered of {allowed:,.0f} allowed")
     print(f"({answered / allowed:.1%}); {refused:,} times 429 ({refused / max(1, answered + refused):.2%} of requests)")
 
 
@@ -241,7 +240,7 @@ def main() -> None:
     os.environ.setdefault("OPENAI_API_KEY", "not-needed-on-loopback")
     logging.getLogger("aiohttp").setLevel(logging.CRITICAL)
     if options.what == "serve":
-        serve(options.per_minute, options.latency_s)
+        serve(options.per_minute, options.latency_s, 60 * options.minutes)
     elif options.what == "ask":
         asyncio.run(ask(options.url, options.folder, options.num_calls[0], options.concurrency))
         print(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB at most")

@@ -66,7 +66,7 @@ def make_row(call: Call, reasoning: str, response: str, **changes: object) -> Sf
         label=response,
         question_id="q",
         doc_ids=(),
-        template=template_hash(PromptStyle.STUDENT),
+        template=template_hash(PromptStyle.STUDENT, call.kind),
     )
     return dataclasses.replace(row, **changes)
 
