@@ -134,30 +134,27 @@ def main() -> None:
                        str(options.num_questions), "--worker", urls[folder], str(folder)]  # fmt: skip
             return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
-        def timed(folder: Path) -> float:
-            begun = time.monotonic()
-            assert start(folder).wait() == 0, "the undisturbed job failed"
-            return time.monotonic() - begun
-
-        whole_s, start_s = timed(calm), timed(calm)  # the second run finds every reply stored
-        share_s = 0.2 * (whole_s - start_s) / options.num_kills  # a killed start also works, so fewer are left
+        begun = time.monotonic()
+        assert start(calm).wait() == 0, "the undisturbed job failed"
+        whole_s, num_calls = time.monotonic() - begun, len(teachers[calm].asked)
         rng = random.Random(options.seed)
         repeated_though_stored = num_killed = 0
-        while num_killed < options.num_kills and not (killed / "sft.jsonl").exists():
-            process = start(killed)
+        for kill in range(options.num_kills):
             known, before = stored(killed), Counter(teachers[killed].asked)
-            try:
-                process.wait(rng.uniform(0.5 * start_s, start_s + share_s))
-            except subprocess.TimeoutExpired:
+            at = num_calls * (kill + rng.random()) / (options.num_kills + 1)
+            process = start(killed)
+            while len(teachers[killed].asked) < at and process.poll() is None:
+                time.sleep(0.001)
+            if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
-                process.wait()
                 num_killed += 1
+            process.wait()
             repeated_though_stored += sum(teachers[killed].asked[key] > before[key] for key in known)
         known, before = stored(killed), Counter(teachers[killed].asked)
         assert start(killed).wait() == 0, "the killed job did not finish"
         repeated_though_stored += sum(teachers[killed].asked[key] > before[key] for key in known)
         asked = teachers[killed].asked
-        print(f"{len(teachers[calm].asked):,} calls undisturbed, in {whole_s:.1f} s; killed {num_killed} times")
+        print(f"{num_calls:,} calls undisturbed, in {whole_s:.1f} s; killed {num_killed} times")
         for name in ("sft.jsonl", "dropped.jsonl"):
             print(f"{name}: equal bytes: {(calm / name).read_bytes() == (killed / name).read_bytes()}")
         print(f"asked again though stored: {repeated_though_stored}")
