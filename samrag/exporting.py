@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from samrag.arguments import ExportArguments
 from samrag.errors import UserError
 from samrag.files import replacing_folder, within, write_json, write_text
+from samrag.prompts.render import content_parts
 from samrag.schema import SftRow
-from samrag.training.sft import content_parts
 
 if TYPE_CHECKING:
     from datasets import DatasetDict

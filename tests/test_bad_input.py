@@ -419,7 +419,7 @@ class TestModels:
         self, folder: Path, run_script: Any, tiny_llava: Path, sft_file: Path
     ) -> None:
         outcome = run_script(
-            "train/sft.py", "--model_path", bare(tiny_llava, folder / "bare"), "--train_file", sft_file,
+            "train/sft.py", "--model_path", bare(tiny_llava, folder / "bare"), "--train_files", sft_file,
             "--output_dir", folder / "out", "--report_to", "none", "--use_cpu", "true", "--bf16", "false",
         )  # fmt: skip
         refused(outcome, folder / "bare", "no usable processor", "copy its base model's files")

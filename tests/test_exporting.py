@@ -17,7 +17,6 @@ from samrag.errors import UserError
 from samrag.exporting import as_datasets, card, sharegpt_record, split_rows, trl_record
 from samrag.files import read_json, replacing_folder, write_records
 from samrag.schema import ChatMessage, SftRow
-from samrag.training.sft import to_dataset
 
 
 def row(question: int, *doc_ids: str, image: str = "", direct: bool = False) -> SftRow:
@@ -84,13 +83,6 @@ class TestForms:
             parts = [p for t in trl["prompt"] for p in t["content"]]
             assert sum(p["type"] == "image" for p in parts) == len(trl["images"]) == len(each.images)
             assert sum(m["content"].count("<image>") for m in sharegpt["messages"]) == len(sharegpt["images"])
-
-    def test_datasets_hold_the_turns_that_samrag_itself_trains_on(self, tmp_path: Path) -> None:
-        rows = [row(1, "d", image="a.png"), row(2, "d")]
-        ours, exported = to_dataset(rows, tmp_path), as_datasets({"train": rows})["train"]
-        for column in ("prompt", "completion", "kind"):
-            assert ours[column][:] == exported[column][:]
-        assert ours["images"][:] == [[str(tmp_path / image) for image in images] for images in exported["images"]]
 
     def test_datasets_hold_the_images_or_their_paths(self, tmp_path: Path) -> None:
         Image.new("RGB", (3, 2), "red").save(tmp_path / "a.png")

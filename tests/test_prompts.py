@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from samrag.calls import JUDGEMENTS, Answer, Call, CallKind, Caption, Judgement, Passage
 from samrag.prompts import PromptStyle, render, style_hash, template_hash
-from samrag.prompts.render import IMAGE_MARK, fence, worked_examples
+from samrag.prompts.render import IMAGE_MARK, fence, shorten_documents, worked_examples
 from samrag.replies import parse
 
 RENDERER = importlib.import_module("samrag.prompts.render")  # the package exports a function of this name
@@ -222,3 +222,20 @@ def test_the_two_styles_share_one_body() -> None:
     for kind in CallKind:
         call = dataclasses.replace(filled(kind), passages=SLOTS["passages"] * 2)
         assert render(call, PromptStyle.STUDENT).body == render(call, PromptStyle.TEACHER).body
+
+
+@pytest.mark.parametrize("keep", [1.0, 0.6, 0.3, 0.05, 0.0])
+def test_shortening_takes_from_the_longest_documents_and_leaves_all_else(keep: float) -> None:
+    given = {"Long": "many words " * 40, "Short": "It is red.", "Middle": "some more " * 20}
+    passages = tuple(Passage(title, text) for title, text in given.items())
+    prompt = render(Call(CallKind.ANSWER, "Which?", passages), PromptStyle.STUDENT).body
+    shorter = shorten_documents(prompt, keep)
+    texts = {title: text.strip() for title, text in given.items()}
+    left = {title: re.search(rf"<document>\n{title}\n(.*?)\n</document>", shorter, re.DOTALL)[1] for title in texts}
+    total = sum(map(len, texts.values()))
+    assert sum(map(len, left.values())) <= keep * total + 1
+    assert all(texts[title].startswith(text) for title, text in left.items())
+    if keep >= 0.3:
+        assert left["Short"] == texts["Short"]
+        assert sum(map(len, left.values())) >= keep * total - 2 * len("words ") - 2
+    assert RENDERER._DOCUMENT.sub("", shorter) == RENDERER._DOCUMENT.sub("", prompt)

@@ -126,7 +126,7 @@ class Pipeline:
                 "--output_dir", path("mined"),
             ],
             "sft": [
-                "train/sft.py", "--model_path", str(self.model), "--train_file", path("sft/sft.jsonl"), *images,
+                "train/sft.py", "--model_path", str(self.model), "--train_files", path("sft/sft.jsonl"), *images,
                 "--output_dir", path("student"), "--max_steps", "2", "--per_device_train_batch_size", "2",
                 "--num_threads", "1",
             ],

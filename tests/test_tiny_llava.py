@@ -10,9 +10,9 @@ from transformers import AutoProcessor
 
 from samrag.calls import Call, CallKind, Passage
 from samrag.miniworld.language import VALUES
-from samrag.miniworld.tiny_llava import chat_template
 from samrag.miniworld.world import ANIMALS, FIRST_NAMES, LAST_NAMES, PLACES
 from samrag.prompts import PromptStyle, render
+from samrag.vlm import FAMILIES
 
 FOLDER = resources.files("samrag") / "miniworld" / "tiny_llava_base"
 
@@ -31,7 +31,7 @@ def test_it_is_small_and_says_how_it_was_made():
 
 
 def test_its_chat_template_is_samrags(processor):
-    assert processor.chat_template == chat_template()
+    assert processor.chat_template == FAMILIES[0].chat_template
 
 
 def test_every_name_and_value_is_one_token(processor):

@@ -17,8 +17,6 @@ import hashlib
 import inspect
 import json
 import threading
-import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,18 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.cache_utils import Cache, DynamicLayer
 
 from samrag.calls import Failure, FailureReason
 from samrag.engines.base import RawReply, Request
 from samrag.errors import UserError
 from samrag.files import sha256, within
-from samrag.images import IMAGE_ERRORS, read_image
+from samrag.images import IMAGE_ERRORS
 from samrag.prompts import Prompt
-from samrag.training.student import check_adapter
+from samrag.training.student import check_adapter, check_templates
+from samrag.vlm import ChatProcessor, Picture, load_adapter, load_model
 
-_CACHED_IMAGES = 1024
+_IMAGE_CACHE_BYTES = 512 << 20
 _CACHE_HEADROOM = 64  # tokens by which a key-value buffer is longer than what it holds
 _COMPACT_SHARE = 0.25  # share of finished rows at which a batch is made smaller
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -85,113 +83,19 @@ class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
         self.keys, self.values = (buffer[:, :, :length] for buffer in self._buffers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Image:
-    """A preprocessed image: what stands for it in the prompt, and the tensors that go with it."""
-
-    tokens: list[int]
-    tensors: dict[str, torch.Tensor]
-
-    @property
-    def shapes(self) -> tuple[tuple[str, torch.Size], ...]:
-        """Images of equal shapes can go into one batch."""
-        return tuple((name, value.shape) for name, value in sorted(self.tensors.items()))
-
-
 @dataclass(slots=True)
 class _Row:
     """A request on its way through the model."""
 
     position: int
     tokens: list[int]
-    image: _Image | None
+    picture: Picture | None
     limit: int
     """Most new tokens: `max_tokens`, or what the context leaves."""
     temperature: float
     seed: int
     new_tokens: list[int] = field(default_factory=list)
     finish_reason: str = "length"
-
-
-class _Voice:
-    """One processor: text in, tokens out, and back."""
-
-    def __init__(self, folder: Path, template: str | None = None) -> None:
-        try:
-            self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise UserError(
-                f"{folder} has no processor that can be loaded ({str(error).splitlines()[0][:200]}); save one there"
-                " with `processor.save_pretrained`."
-            ) from error
-        if not hasattr(self.processor, "image_processor") or not hasattr(self.processor, "tokenizer"):
-            raise UserError(
-                f"{folder} holds a {type(self.processor).__name__}, not a processor of text and images; save the"
-                " model's processor there with `processor.save_pretrained`."
-            )
-        if template is not None:
-            self.processor.chat_template = template
-        if not self.processor.chat_template:
-            raise UserError(f"the processor in {folder} has no chat template; put a chat_template.jinja there.")
-        self.tokenizer = self.processor.tokenizer
-        image_token = getattr(self.processor, "image_token", None)
-        if not image_token:
-            raise UserError(f"the processor in {folder} names no image token; serve the model and use engine api.")
-        self.image_token: str = image_token
-        self.image_token_id: int = self.tokenizer.convert_tokens_to_ids(image_token)
-        self._images: OrderedDict[tuple[Path, int, int], _Image] = OrderedDict()
-
-    def text(self, prompt: Prompt) -> str:
-        """The prompt in the model's chat format, open for its reply; between the parts as `Prompt.message` has it."""
-        parts = [{"type": "text", "text": f"{prompt.instruction}\n{prompt.body}"}]
-        if prompt.image:
-            parts = [
-                {"type": "text", "text": f"{prompt.instruction}\n"},
-                {"type": "image"},
-                {"type": "text", "text": f"\n{prompt.body}"},
-            ]
-        turn = [{"role": "user", "content": parts}]
-        return str(self.processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
-
-    def encode(self, text: str, image: _Image | None) -> list[int]:
-        """Tokens of a chat text, begun by BOS once, with the image's tokens at its place."""
-        bos = self.tokenizer.bos_token
-        add_bos = bos is not None and not text.startswith(bos)
-        tokens: list[int] = self.tokenizer(text, add_special_tokens=add_bos)["input_ids"]
-        if image is None:
-            return tokens
-        place = tokens.index(self.image_token_id)
-        return [*tokens[:place], *image.tokens, *tokens[place + 1 :]]
-
-    def image(self, path: Path) -> _Image:
-        """Preprocess an image, or find it preprocessed."""
-        status = path.stat()
-        version = (path, status.st_mtime_ns, status.st_size)
-        found = self._images.pop(version, None)
-        if found is None:
-            features = self.processor(text=[self.image_token], images=[read_image(path)], return_tensors="pt")
-            tokens = features.pop("input_ids")[0].tolist()
-            if self.tokenizer.bos_token_id is not None and tokens[0] == self.tokenizer.bos_token_id:
-                tokens = tokens[1:]
-            if self.tokenizer.eos_token_id is not None and tokens[-1] == self.tokenizer.eos_token_id:
-                tokens = tokens[:-1]
-            per_token = ("attention_mask", "token_type_ids", "mm_token_type_ids")
-            found = _Image(tokens, {name: value for name, value in features.items() if name not in per_token})
-        self._images[version] = found
-        while len(self._images) > _CACHED_IMAGES:
-            self._images.popitem(last=False)
-        return found
-
-    @functools.cached_property
-    def closing(self) -> torch.Tensor:
-        """closing[V]: whether a token's text has the brace that may end a JSON object."""
-        tokens = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
-        return torch.tensor(["}" in (token or "") for token in tokens])
-
-    def decode(self, tokens: list[int]) -> str:
-        """New tokens as text."""
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return str(text).strip()
 
 
 def _is_whole(text: str) -> bool:
@@ -264,11 +168,11 @@ class _Decoder:
             yield
 
     @torch.inference_mode()
-    def run(self, rows: list[_Row], voice: _Voice, adapter_on: bool, cancelled: Callable[[], bool]) -> None:
+    def run(self, rows: list[_Row], chat: ChatProcessor, adapter_on: bool, cancelled: Callable[[], bool]) -> None:
         """Decode one batch; fills `new_tokens` and `finish_reason` of its rows."""
         try:
             with self._adapter(adapter_on):
-                self._decode(rows, voice, cancelled)
+                self._decode(rows, chat, cancelled)
         except torch.OutOfMemoryError as error:
             if len(rows) == 1:
                 raise UserError(
@@ -281,36 +185,34 @@ class _Decoder:
         for half in (rows[: len(rows) // 2], rows[len(rows) // 2 :]):
             for row in half:
                 row.new_tokens, row.finish_reason = [], "length"
-            self.run(half, voice, adapter_on, cancelled)
+            self.run(half, chat, adapter_on, cancelled)
 
-    def _decode(self, rows: list[_Row], voice: _Voice, cancelled: Callable[[], bool]) -> None:
+    def _decode(self, rows: list[_Row], chat: ChatProcessor, cancelled: Callable[[], bool]) -> None:
         """B rows, W the longest prompt, S the most new tokens. Prompts are padded on the left."""
         device = self.device
         width, steps = max(len(row.tokens) for row in rows), max(row.limit for row in rows)
-        pad = voice.tokenizer.pad_token_id or 0
+        pad = chat.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row.tokens)) + row.tokens for row in rows], device=device)
         lengths = torch.tensor([len(row.tokens) for row in rows], device=device)
         columns = torch.arange(width + steps, device=device)
         mask = columns >= width - lengths[:, None]  # [B, W + S]
         positions = (columns - (width - lengths[:, None])).clamp(0, self.context - 1)  # [B, W + S]
         limits = torch.tensor([row.limit for row in rows], device=device)
-        ends = self._ends | ({voice.tokenizer.eos_token_id} - {None})
+        ends = self._ends | ({chat.tokenizer.eos_token_id} - {None})
         draw = _Draw(rows, steps, device)
-        images: dict[str, torch.Tensor] = {}
-        for name in next((list(row.image.tensors) for row in rows if row.image), []):
-            tensor = torch.cat([row.image.tensors[name] for row in rows if row.image])
-            images[name] = tensor.to(device, self.model.dtype if tensor.is_floating_point() else None)
-
+        given = chat.inputs(ids, mask[:, :width], [row.picture for row in rows if row.picture])
+        given = {
+            name: value.to(device, self.model.dtype if value.is_floating_point() else None)
+            for name, value in given.items()
+        }
         options: dict[str, Any] = {"use_cache": True, "past_key_values": Cache(layer_class_to_replicate=_GrowingLayer)}
         if self._last_only:
             options["logits_to_keep"] = 1
-        output = self.model(
-            input_ids=ids, attention_mask=mask[:, :width], position_ids=positions[:, :width], **images, **options
-        )
+        output = self.model(**given, position_ids=positions[:, :width], **options)
         stops = torch.zeros(
             output.logits.shape[-1], dtype=torch.bool
         )  # the model may have more rows than the tokenizer
-        stops[: len(voice.closing)] = voice.closing
+        stops[: len(chat.closing)] = chat.closing
         stops[list(ends)] = True
         stops = stops.to(device)
         written = torch.empty((len(rows), steps), dtype=torch.long, device=device)
@@ -323,7 +225,7 @@ class _Decoder:
             looked_at = running & (stops[tokens] | (limits == step + 1))
             if looked_at.any():
                 for i in looked_at.nonzero()[:, 0].tolist():
-                    if self._ended(rows[i], written[i, : step + 1].tolist(), voice, ends):
+                    if self._ended(rows[i], written[i, : step + 1].tolist(), chat, ends):
                         running[i] = False
                 num_running = int(running.sum())
                 if not num_running:
@@ -340,9 +242,9 @@ class _Decoder:
             output = self.model(input_ids=tokens[:, None], attention_mask=mask[:, :end], position_ids=here, **options)
 
     @staticmethod
-    def _ended(row: _Row, tokens: list[int], voice: _Voice, ends: set[int]) -> bool:
+    def _ended(row: _Row, tokens: list[int], chat: ChatProcessor, ends: set[int]) -> bool:
         """Whether a row is finished: end token, whole JSON object, or its limit."""
-        if tokens[-1] in ends or _is_whole(voice.decode(tokens)):
+        if tokens[-1] in ends or _is_whole(chat.decode(tokens)):
             row.finish_reason = "stop"
         elif len(tokens) < row.limit:
             return False
@@ -401,7 +303,7 @@ class LocalBackend:
     def __init__(
         self,
         decoder: _Decoder,
-        voices: tuple[_Voice, _Voice],
+        chats: tuple[ChatProcessor, ChatProcessor],
         folders: tuple[Path, Path | None],
         image_root: Path,
         batch_tokens: int,
@@ -409,10 +311,10 @@ class LocalBackend:
         executor: ThreadPoolExecutor,
         adapter_on: bool,
     ) -> None:
-        """Use `load`; this is for it and `with_adapter`. `voices` and `folders`: the base's, then the adapter's."""
+        """Use `load`; this is for it and `with_adapter`. `chats` and `folders`: the base's, then the adapter's."""
         self._decoder = decoder
-        self._voices = voices
-        self._voice = voices[adapter_on]
+        self._chats = chats
+        self._chat = chats[adapter_on]
         self._folders = folders
         self._executor = executor
         self.image_root = image_root
@@ -455,21 +357,23 @@ class LocalBackend:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         folder = _folder(model_path, "model_path")
         adapter_folder = None if adapter is None else _folder(adapter, "adapter")
-        base_voice = _Voice(folder)
-        adapter_voice = base_voice if adapter_folder is None else _adapter_voice(folder, adapter_folder, base_voice)
+        base_chat = ChatProcessor.load(folder, max_image_bytes=_IMAGE_CACHE_BYTES)
+        adapter_chat = base_chat if adapter_folder is None else _adapter_chat(folder, adapter_folder, base_chat)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = dtype or ("bfloat16" if chosen.type == "cuda" else "float32")
-        model = _load_model(folder, dtype).to(chosen).eval()
+        model = load_model(folder, dtype).to(chosen).eval()
         if any(hasattr(module, "get_rope_index") for module in model.modules()):
             raise UserError(f"{folder}: a model with M-RoPE positions; serve it and use engine api.")
-        peft_model = None if adapter_folder is None else _load_adapter(model, adapter_folder)
+        peft_model = None if adapter_folder is None else load_adapter(model, adapter_folder)
         if adapter_folder is not None:
-            check_adapter(peft_model, adapter_voice.processor, adapter_folder)
+            check_adapter(peft_model, adapter_chat, adapter_folder)
+        else:
+            check_templates(folder)
         return cls(
             _Decoder(model, peft_model),
-            (base_voice, adapter_voice),
+            (base_chat, adapter_chat),
             (folder, adapter_folder),
             Path(image_root),
             batch_tokens,
@@ -484,7 +388,7 @@ class LocalBackend:
             raise ValueError("with_adapter(True) on a backend that was loaded without an adapter")
         return LocalBackend(
             self._decoder,
-            self._voices,
+            self._chats,
             self._folders,
             self.image_root,
             self.batch_tokens,
@@ -500,7 +404,7 @@ class LocalBackend:
         digest = hashlib.sha256(_digest_of(base).encode())
         if self.adapter_on and adapter is not None:
             digest.update(_digest_of(adapter).encode() + _adapter_settings(adapter).encode())
-        digest.update(str(self._voice.processor.chat_template).encode())
+        digest.update(str(self._chat.processor.chat_template).encode())
         return f"local:{digest.hexdigest()[:32]};{str(self._decoder.model.dtype).removeprefix('torch.')}"
 
     async def generate(self, requests: Sequence[Request]) -> list[RawReply | Failure]:
@@ -527,7 +431,7 @@ class LocalBackend:
 
     def text(self, prompt: Prompt) -> str:
         """The chat text a prompt becomes, with the image marker in place of an image's tokens."""
-        return self._voice.text(prompt)
+        return self._chat.text([prompt.message()])
 
     def _serve(self) -> None:
         """Answer all that waits, as one; stops early when nobody wants it any more."""
@@ -555,25 +459,25 @@ class LocalBackend:
             else:
                 rows.append(row)
         for batch in self._batches(rows):
-            self._decoder.run(batch, self._voice, self.adapter_on, cancelled)
+            self._decoder.run(batch, self._chat, self.adapter_on, cancelled)
             if cancelled():
                 return []
             for row in batch:
-                text = self._voice.decode(row.new_tokens)
+                text = self._chat.decode(row.new_tokens)
                 replies[row.position] = RawReply(text, row.finish_reason, len(row.tokens), len(row.new_tokens))
         return [replies[position] for position in range(len(requests))]
 
     def _row(self, position: int, request: Request) -> _Row | Failure:
         prompt, sampling = request.prompt, request.sampling
-        image = None
+        picture = None
         if prompt.image:
             path = within(self.image_root, prompt.image)
             try:
-                image = self._voice.image(path)
+                picture = self._chat.picture(path)
             except IMAGE_ERRORS as error:
                 return Failure(FailureReason.BAD_IMAGE, f"{prompt.image}: {error}"[:300])
-        text = self._voice.text(prompt)
-        tokens = self._voice.encode(text, image)
+        text = self.text(prompt)
+        (tokens,) = self._chat.encode([text], [[picture.tokens] if picture else []])
         room = self._decoder.context - len(tokens)
         if room < 1:
             return Failure(
@@ -582,14 +486,14 @@ class LocalBackend:
         limit = min(sampling.max_tokens, room)
         source = f"{sampling.seed}\0{request.sample_index}\0{prompt.image}\0{text}"
         seed = int.from_bytes(hashlib.sha256(source.encode("utf-8", "replace")).digest()[:8], "big") >> 1
-        return _Row(position, tokens, image, limit, sampling.temperature, seed)
+        return _Row(position, tokens, picture, limit, sampling.temperature, seed)
 
     def _batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
         """Rows of similar length, longest first; images of one batch have equal shapes."""
-        shapes = {row.image.shapes for row in rows if row.image}
+        shapes = {row.picture.shapes for row in rows if row.picture}
         first = min(shapes, default=None, key=str)
         for shape in sorted(shapes, key=str) if shapes else (None,):
-            group = [row for row in rows if (row.image.shapes if row.image else first) == shape]
+            group = [row for row in rows if (row.picture.shapes if row.picture else first) == shape]
             group.sort(key=lambda row: -len(row.tokens))
             while group:
                 size = max(1, min(self.max_batch, self.batch_tokens // len(group[0].tokens)))
@@ -604,49 +508,15 @@ def _folder(path: Path | str, name: str) -> Path:
     return folder
 
 
-def _adapter_voice(folder: Path, adapter: Path, base: _Voice) -> _Voice:
+def _adapter_chat(folder: Path, adapter: Path, base: ChatProcessor) -> ChatProcessor:
     """What the adapter was trained with: its own processor, or the base's with its own chat template."""
     if any((adapter / name).is_file() for name in _PROCESSOR_FILES):
-        return _Voice(adapter)
+        return ChatProcessor.load(adapter, max_image_bytes=_IMAGE_CACHE_BYTES)
     template = adapter / "chat_template.jinja"
-    return _Voice(folder, template.read_text(encoding="utf-8")) if template.is_file() else base
-
-
-def _load_model(folder: Path, dtype: str) -> Any:
-    try:
-        return AutoModelForImageTextToText.from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, trust_remote_code=False, dtype=getattr(torch, dtype)
-        )
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise UserError(f"{folder} holds no model that can be loaded: {str(error).splitlines()[0][:300]}") from error
-
-
-def _load_adapter(model: Any, folder: Path) -> Any:
-    """Put an adapter on a model; every one of its tensors must have its place, and every place its tensor."""
-    from peft import PeftModel, get_peft_model_state_dict
-    from safetensors import SafetensorError, safe_open
-
-    weights = folder / "adapter_model.safetensors"
-    if not weights.is_file() or not (folder / "adapter_config.json").is_file():
-        raise UserError(f"{folder} is no adapter folder: adapter_config.json or {weights.name} is missing.")
-    try:
-        with safe_open(weights, "pt") as file:
-            stored = set(file.keys())
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Found missing adapter keys")  # an error below
-            peft_model = PeftModel.from_pretrained(model, folder, is_trainable=False, local_files_only=True).eval()
-    except (ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"the adapter in {folder} does not fit the model: {str(error)[:300]}") from error
-    if peft_model.active_peft_config.is_prompt_learning:
-        raise UserError(f"the adapter in {folder} is a learnt prompt; only adapters inside the layers (LoRA) are run.")
-    wanted = set(get_peft_model_state_dict(peft_model, save_embedding_layers=False))
-    for what, names in (("lacks", wanted - stored), ("has, without a place in the model,", stored - wanted)):
-        if names:
-            raise UserError(
-                f"the adapter in {folder} {what} {len(names)} tensors, such as {min(names)}; it was made for another"
-                " model or another version of peft."
-            )
-    return peft_model
+    if not template.is_file():
+        return base
+    text = template.read_text(encoding="utf-8")
+    return ChatProcessor.load(folder, text, max_image_bytes=_IMAGE_CACHE_BYTES)
 
 
 def _digest_of(folder: Path) -> str:

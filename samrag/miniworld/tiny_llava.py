@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from importlib import resources
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -29,6 +28,7 @@ from samrag.miniworld.world import ANIMALS, FIRST_NAMES, LAST_NAMES, PLACES, Spl
 from samrag.prompts import PromptStyle, render
 from samrag.prompts.render import IMAGE_MARK
 from samrag.replies import write
+from samrag.vlm import FAMILIES
 
 IMAGE_PX, PATCH_PX = 32, 8
 MAX_TOKENS = 1024
@@ -37,11 +37,6 @@ _CHUNKS = (
     r'\n?</?[a-z]+>\n?| ?\{"(?:Reasoning|Response)": "|\.?", "Response": "|"\}'
     r"| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 )
-
-
-def chat_template() -> str:
-    """samrag's own LLaVA chat template."""
-    return (resources.files("samrag") / "prompts" / "chat" / "llava.jinja").read_text(encoding="utf-8")
 
 
 def _tokenizer_texts(seed: int) -> Iterable[str]:
@@ -102,7 +97,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
         image_token=IMAGE_MARK,
-        chat_template=chat_template(),
+        chat_template=FAMILIES[0].chat_template,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import resources
@@ -49,6 +50,41 @@ def fence(text: str) -> str:
     """Make data unable to close its fence, and one block of printable text."""
     cleaned = "".join(c for c in text.replace("\r\n", "\n") if c in "\n\t" or c.isprintable())
     return cleaned.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").strip()
+
+
+def content_parts(text: str) -> list[dict[str, str | None]]:
+    """Text split at the image markers into `text` and `image` parts; no empty text part beside an image."""
+    parts: list[dict[str, str | None]] = []
+    for i, piece in enumerate(text.split(IMAGE_MARK)):
+        if i:
+            parts.append({"type": "image", "text": None})
+        if piece:
+            parts.append({"type": "text", "text": piece})
+    return parts or [{"type": "text", "text": ""}]
+
+
+_DOCUMENT = re.compile(r"(<document>\n[^\n]*\n)(.*?)(\n</document>)", re.DOTALL)
+
+
+def shorten_documents(prompt: str, keep: float) -> str:
+    """A rendered prompt whose documents have this share of their characters left: the longest are cut, at a word's end.
+
+    Titles and all else stay.
+    """
+    lengths = sorted(len(match[2]) for match in _DOCUMENT.finditer(prompt))
+    left, most = int(keep * sum(lengths)), 0
+    for number, length in enumerate(lengths):
+        most = left // (len(lengths) - number)  # what each of the others may have
+        if length > most:
+            break
+        left -= length
+
+    def cut(match: re.Match[str]) -> str:
+        head, text, end = match.groups()
+        shorter = text if len(text) <= most else text[:most].rpartition(" ")[0]
+        return f"{head}{shorter}{end}"
+
+    return _DOCUMENT.sub(cut, prompt)
 
 
 @functools.cache

@@ -1,60 +1,76 @@
-"""Tuning the student on SFT rows: rows to examples, checks before training, the trainer, the saved adapter.
+"""Tuning the student on SFT rows: rows to examples, checks before training, and the trainer.
 
-Every check here stands for a way in which LLaVA with TRL trains without an error and learns the wrong thing: no stop
-token, loss on the prompt, a prompt that inference writes differently, image tokens without features, an adapter in the
-vision tower. Left out: quantised bases, packing, and evaluation by generation (`inference/` does that).
+Every check here stands for a way in which a vision-language model with TRL trains without an error and learns the wrong
+thing: no stop token, loss on the prompt, a prompt that inference writes differently, image tokens without features, an
+adapter in the vision tower, tensors that get no gradient.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from samrag.calls import CallKind
 from samrag.errors import UserError
 from samrag.files import read_json, read_lines, read_records, sha256, within, write_json
 from samrag.prompts import PromptStyle, template_hash
-from samrag.prompts.render import IMAGE_MARK
+from samrag.prompts.render import IMAGE_MARK, shorten_documents
 from samrag.provenance import resolved
-from samrag.schema import SftRow
-from samrag.training.student import check_trainable, inference_ids, lora_config
+from samrag.schema import ChatMessage, SftRow
+from samrag.training.student import check_trainable, freeze, lora_config
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from transformers import PreTrainedModel, ProcessorMixin
+    from transformers import PreTrainedModel
     from trl import SFTConfig, SFTTrainer
 
-    from samrag.training.collator import PixelCache
+    from samrag.training.evaluation import HeldOut
     from samrag.training.sft_arguments import SftArguments
+    from samrag.vlm import ChatProcessor
 
 logger = logging.getLogger(__name__)
 
 FACTS_FILE = "sft_run.json"
 """What a run with checkpoints was begun with."""
-FREE_TO_CHANGE = ("model_path", "train_file", "image_root", "eval_file", "eval_rows", "image_cache_mb", "num_threads")
+FREE_TO_CHANGE = (
+    *("model_path", "train_files", "image_root", "eval_file", "eval_rows", "scored_rows", "scored_batch"),
+    *("image_cache_mb", "num_threads"),
+)
 DECISIVE = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "weight_decay", "optim"),
     *("max_grad_norm", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
     *("train_sampling_strategy", "max_length", "loss_type", "seed", "data_seed", "bf16", "fp16"),
 )
+_CHUNK = 512  # rows encoded at once
+_SHORTENINGS = 4  # attempts; each cuts what the last left too much
+
+
+class Located(NamedTuple):
+    """A row, and the folder that its images are relative to."""
+
+    row: SftRow
+    image_root: Path
 
 
 def load_rows(path: Path) -> list[SftRow]:
     """Read `sft.jsonl` and check every row.
 
     Raises:
-        UserError: no rows; a row with an unknown role, without a user turn, with an image marker outside user turns or
-            not one for each image; or one rendered with other prompt templates than the installed ones.
+        UserError: no rows; a row of an unknown kind, with an unknown role, without a user turn, with an image marker
+            outside user turns or not one for each image; or one rendered with other prompt templates than installed.
     """
     rows = read_records(path, SftRow)
-    current = template_hash(PromptStyle.STUDENT)
     for (number, _), row in zip(read_lines(path), rows, strict=True):
         where = f"{path}, line {number}"
+        if row.kind not in list(CallKind):
+            raise UserError(f"{where}: {row.kind!r} is no kind of call; the kinds are {', '.join(CallKind)}.")
+        current = template_hash(PromptStyle.STUDENT, CallKind(row.kind))
         if row.template != current:
             raise UserError(
                 f"{where}: rendered with prompt templates {row.template!r}, but the installed ones are {current!r}; "
@@ -68,36 +84,28 @@ def load_rows(path: Path) -> list[SftRow]:
     return rows
 
 
-def spread(rows: Sequence[SftRow], limit: int) -> list[SftRow]:
-    """At most `limit` rows, evenly over the file; 0 is all."""
+def located(path: Path, image_root: Path | None) -> list[Located]:
+    """The checked rows of a file, with the folder of their images: the file's own by default."""
+    return [Located(row, image_root or path.parent) for row in load_rows(path)]
+
+
+def mixed(sets: Sequence[Sequence[Located]], weights: Sequence[float], seed: int) -> list[Located]:
+    """Each set's rows as often as its weight says; a fraction is a seeded draw without repeats, in the set's order."""
+    rows: list[Located] = []
+    for number, (own, weight) in enumerate(zip(sets, weights or [1.0] * len(sets), strict=True)):
+        whole, share = int(weight), weight - int(weight)
+        drawn = random.Random(f"mix:{seed}:{number}").sample(range(len(own)), round(share * len(own)))
+        rows += [*(list(own) * whole), *(own[i] for i in sorted(drawn))]
+    if not rows:
+        raise UserError("train_weights leave no row to train on; raise one.")
+    return rows
+
+
+def spread(rows: Sequence[Any], limit: int) -> list[Any]:
+    """At most `limit` items, evenly over all; 0 is all."""
     if not limit or len(rows) <= limit:
         return list(rows)
     return [rows[i * len(rows) // limit] for i in range(limit)]
-
-
-def to_dataset(rows: Sequence[SftRow], image_root: Path) -> Dataset:
-    """Rows in TRL's conversational prompt/completion form.
-
-    The last assistant turn is the completion, so that TRL, too, puts loss on nothing else. Texts are split at the
-    image markers into parts, which the chat template joins to the same string again. Images are paths, decoded when
-    they are used; rows without have an empty list.
-
-    Raises:
-        UserError: an image path that leaves `image_root`.
-    """
-    from datasets import Dataset, Features, List, Value
-
-    turn = {"role": Value("string"), "content": List({"type": Value("string"), "text": Value("string")})}
-    texts = List(Value("string"))
-    features = Features({"prompt": List(turn), "completion": List(turn), "images": texts, "kind": Value("string")})
-    columns: dict[str, list[Any]] = {name: [] for name in features}
-    for row in rows:
-        turns = [{"role": message.role, "content": content_parts(message.content)} for message in row.messages]
-        columns["prompt"].append(turns[:-1])
-        columns["completion"].append(turns[-1:])
-        columns["images"].append([str(within(image_root, image)) for image in row.images])
-        columns["kind"].append(row.kind)
-    return Dataset.from_dict(columns, features=features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,136 +114,213 @@ class Preflight:
 
     dataset: Dataset
     """Columns `input_ids`, `label_start`, `images`, `length`, `kind`: what `SftCollator` reads."""
+    kept: list[Located]
+    """The rows of the dataset."""
     excluded: dict[str, int]
     """Rows left out, by reason."""
+    shortened: int
+    """Rows whose documents were shortened."""
     rows: dict[str, dict[str, int]]
     """Rows kept, by kind and label."""
     num_tokens: int
     longest: int
     image_tokens: int
-    """Tokens an image takes; 0 without images."""
+    """Most tokens that an image takes; 0 without images."""
 
     def summary(self) -> dict[str, Any]:
         """For records and logs: everything but the rows."""
         return {
             "rows": self.rows,
+            "teachers": sorted({item.row.teacher for item in self.kept if item.row.teacher}),
             "excluded": self.excluded,
+            "shortened": self.shortened,
             "num_tokens": self.num_tokens,
             "longest": self.longest,
             "image_tokens": self.image_tokens,
         }
 
+    def held_out(self, limit: int) -> list[HeldOut]:
+        """At most so many of the rows, evenly over all, ready to be replied to."""
+        from samrag.training.evaluation import HeldOut
+
+        chosen = spread(range(len(self.kept)), limit) if limit else []
+        made = []
+        for i in chosen:
+            encoded = self.dataset[i]
+            start = encoded["label_start"]
+            paths = tuple(map(Path, encoded["images"]))
+            made.append(HeldOut(self.kept[i].row, paths, encoded["input_ids"][:start], encoded["input_ids"][start:]))
+        return made
+
+
+@dataclass(slots=True)
+class _Encoded:
+    """A row on its way."""
+
+    item: Located
+    paths: list[Path]
+    prompt: list[int]
+    target: list[int]
+    problem: str = ""
+
 
 def preflight(
-    rows: Sequence[SftRow],
-    image_root: Path,
-    processor: ProcessorMixin,
+    rows: Sequence[Located],
+    chat: ChatProcessor,
     model: PreTrainedModel,
-    pixels: PixelCache,
     *,
     max_prompt_tokens: int | None = None,
     max_tokens: int | None = None,
+    shorten: bool = True,
 ) -> Preflight:
     """Encode every row once, leave out those that cannot be learnt, and check the rest against inference.
 
-    A row is never cut: its target would be lost, or its question.
+    A row that is too long has its documents' text shortened, never its image, question or target; what is still too
+    long is left out, and counted.
 
     Args:
         rows: Checked rows.
-        image_root: Folder of the image paths.
-        processor: With samrag's chat template.
+        chat: Of the base, with samrag's chat template.
         model: The base; its context length is a limit, and its vision tower says how many features an image has.
-        pixels: Takes in the images.
         max_prompt_tokens: Limit of the prompt, image tokens included.
         max_tokens: Limit of the whole row.
+        shorten: Shorten documents.
 
     Raises:
         UserError: no row is left, an image cannot be read, or the processor does not fit the model.
     """
-    from datasets import Dataset
+    from datasets import Dataset, Features, List, Value
 
-    examples = to_dataset(rows, image_root)
-    image_tokens = _image_tokens(examples["images"], processor, model, pixels)
-    prompts, targets = _encode(examples, processor, image_tokens)
     context = model.config.get_text_config().max_position_embeddings
-    limit = min(context, max_tokens or context)
-    reasons = [
-        _unfit(row, prompt, target, processor.tokenizer, max_prompt_tokens or limit, limit)
-        for row, prompt, target in zip(rows, prompts, targets, strict=True)
-    ]
-    excluded = dict(sorted(Counter(filter(None, reasons)).items()))
+    limits = _Limits(max_prompt_tokens, min(context, max_tokens or context))
+    encoded: list[_Encoded] = []
+    for start in range(0, len(rows), _CHUNK):
+        encoded += _encode(rows[start : start + _CHUNK], chat)
+    num_shortened = 0
+    for entry in encoded:
+        entry.problem = _unfit(entry, chat, limits)
+        if shorten and entry.problem.startswith("over"):
+            num_shortened += _shorten(entry, chat, limits)
+    excluded = dict(sorted(Counter(entry.problem for entry in encoded if entry.problem).items()))
     found = ", ".join(f"{count} {reason}" for reason, count in excluded.items()) or "none"
-    kept = [i for i, reason in enumerate(reasons) if not reason]
+    kept = [entry for entry in encoded if not entry.problem]
     if not kept:
-        raise UserError(f"none of {len(rows)} rows can be learnt ({found}); a row may have {limit} tokens.")
+        raise UserError(f"none of {len(rows)} rows can be learnt ({found}); a row may have {limits.row} tokens.")
     counts: dict[str, Counter[str]] = {}
-    for i in kept:
-        if prompts[i].count(processor.image_token_id) != image_tokens * len(rows[i].images):
-            raise UserError(
-                f"question {rows[i].question_id!r}: not {image_tokens} image tokens for each of its images."
-            )
-        if rows[i].kind not in counts:
-            _check_against_inference(rows[i], examples[i], prompts[i], processor)
-        counts.setdefault(rows[i].kind, Counter())[rows[i].label] += 1
-    lengths = [len(prompts[i]) + len(targets[i]) for i in kept]
-    dataset = Dataset.from_dict(
-        {
-            "input_ids": [prompts[i] + targets[i] for i in kept],
-            "label_start": [len(prompts[i]) for i in kept],
-            "images": [examples[i]["images"] for i in kept],
-            "length": lengths,
-            "kind": [rows[i].kind for i in kept],
-        }
-    )
+    for entry in kept:
+        row = entry.item.row
+        if row.kind not in counts:
+            _check_against_inference(entry, chat)
+        counts.setdefault(row.kind, Counter())[row.label] += 1
+    image_tokens = _check_features(kept, chat, model)
+    lengths = [len(entry.prompt) + len(entry.target) for entry in kept]
+    columns = {
+        "input_ids": [entry.prompt + entry.target for entry in kept],
+        "label_start": [len(entry.prompt) for entry in kept],
+        "images": [list(map(str, entry.paths)) for entry in kept],
+        "length": lengths,
+        "kind": [entry.item.row.kind for entry in kept],
+    }
+    features = Features(
+        {"input_ids": List(Value("int32")), "label_start": Value("int32"), "images": List(Value("string")),
+         "length": Value("int32"), "kind": Value("string")}
+    )  # fmt: skip
     by_kind = {kind: dict(sorted(labels.items())) for kind, labels in sorted(counts.items())}
-    result = Preflight(dataset, excluded, by_kind, sum(lengths), max(lengths), image_tokens)
+    result = Preflight(
+        Dataset.from_dict(columns, features=features), [entry.item for entry in kept], excluded, num_shortened, by_kind,
+        sum(lengths), max(lengths), image_tokens,
+    )  # fmt: skip
     logger.info(
-        "%d rows, %d tokens, longest %d, %d tokens an image; left out: %s",
-        *(len(kept), result.num_tokens, result.longest, image_tokens, found),
+        "%d rows, %d tokens, longest %d, at most %d tokens an image; %d shortened; left out: %s",
+        *(len(kept), result.num_tokens, result.longest, image_tokens, num_shortened, found),
     )
     return result
 
 
 def build_trainer(
     model: PreTrainedModel,
-    processor: ProcessorMixin,
+    chat: ChatProcessor,
     training: SFTConfig,
     arguments: SftArguments,
-    pixels: PixelCache,
     train: Preflight,
     evaluation: Preflight | None = None,
 ) -> SFTTrainer:
-    """TRL's trainer with an adapter, our collator and, for `train_sampling_strategy: group_by_length`, our order."""
+    """TRL's trainer with our collator, our order of rows, scores of generated replies, and a check of gradients."""
     from trl import SFTTrainer
 
-    from samrag.training.collator import IGNORED, LengthGroupedBatches, SftCollator
+    from samrag.training.callbacks import GradientCheck, early_stopping
+    from samrag.training.collator import IGNORED, LengthGroupedBatches, SftCollator, TokenBudgetBatches
+    from samrag.training.evaluation import score, summary
+    from samrag.training.reporting import report_samples
+
+    lengths, with_image = train.dataset["length"], [bool(images) for images in train.dataset["images"]]
+    held_out = evaluation.held_out(arguments.scored_rows) if evaluation else []
 
     class StudentTrainer(SFTTrainer):  # type: ignore[misc]
-        """Its own length groups come longest first, in an order that a resumed run does not see again."""
+        """TRL's, with three things that it lacks: batches by length, a token budget, and scores of replies."""
 
         def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
             if self.args.train_sampling_strategy != "group_by_length":
                 return super()._get_train_sampler(train_dataset)
             rows_per_step = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-            return LengthGroupedBatches(train.dataset["length"], rows_per_step, self.args.data_seed or self.args.seed)
+            seed = self.args.data_seed or self.args.seed
+            return LengthGroupedBatches(lengths, rows_per_step, seed, with_image)
+
+        def get_train_dataloader(self) -> Any:
+            if arguments.max_batch_tokens is None:
+                return super().get_train_dataloader()
+            from torch.utils.data import DataLoader
+
+            batches = TokenBudgetBatches(
+                lengths, arguments.max_batch_tokens, self.args.train_batch_size, self.args.data_seed or self.args.seed,
+                with_image, self.args.world_size,
+            )  # fmt: skip
+            self.accelerator.even_batches = False  # they are even already, and of different sizes
+            loader = DataLoader(
+                self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator,
+                num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory,
+            )  # fmt: skip
+            return self.accelerator.prepare(loader)
+
+        def evaluation_loop(self, *given: Any, **options: Any) -> Any:
+            output = super().evaluation_loop(*given, **options)
+            if held_out:
+                scored = self._scored()
+                prefix = options.get("metric_key_prefix", "eval")
+                output.metrics.update({f"{prefix}_{name}": value for name, value in summary(scored).items()})
+                if self.is_world_process_zero():
+                    report_samples(Path(self.args.output_dir), self.state.global_step, scored, held_out)
+            return output
+
+        def _scored(self) -> list[Any]:
+            """Each process replies to its share of the held-out rows; all get all scores."""
+            from accelerate.utils import gather_object
+            from trl.models.utils import unwrap_model_for_generation
+
+            share = held_out[self.args.process_index :: self.args.world_size]
+            with unwrap_model_for_generation(self.model, self.accelerator) as unwrapped:
+                scored = score(unwrapped, chat, share, arguments.scored_batch)
+            return list(gather_object(scored)) if self.args.world_size > 1 else scored
 
     training.remove_unused_columns = False
     training.dataset_kwargs = {**(training.dataset_kwargs or {}), "skip_prepare_dataset": True}
-    pad = processor.tokenizer.pad_token_id
-    collator = SftCollator(pixels, processor.tokenizer.eos_token_id if pad is None else pad)
+    collator = SftCollator(chat)
     for dataset in (train.dataset, evaluation.dataset if evaluation else train.dataset):
         labels = collator([dataset[0]])["labels"]
-        assert labels[0, -1] == processor.tokenizer.eos_token_id, "the target does not end with the stop token"
-        assert not (labels == processor.image_token_id).any(), "an image token is among the labels"
+        assert labels[0, -1] == chat.stop_token_id, "the target does not end with the stop token"
+        assert not (labels == chat.image_token_id).any(), "an image token is among the labels"
         assert (labels[0, :-1] != IGNORED).any(), "the target holds nothing but the stop token"
+    if arguments.tuning == "full":
+        freeze(model, arguments)
     trainer = StudentTrainer(
         model=model,
         args=training,
         data_collator=collator,
         train_dataset=train.dataset,
         eval_dataset=evaluation.dataset if evaluation else None,
-        processing_class=processor,
-        peft_config=lora_config(arguments),
+        processing_class=chat.processor,
+        peft_config=lora_config(model, arguments) if arguments.tuning == "lora" else None,
+        callbacks=[GradientCheck(), *early_stopping(arguments, training)],
     )
     check_trainable(trainer.model, arguments)
     return trainer
@@ -259,7 +344,7 @@ def run_facts(arguments: SftArguments, training: SFTConfig, base_fingerprint: st
         **own,
         **{name: theirs[name] for name in DECISIVE},
         "base_model": base_fingerprint,
-        "train_data": sha256(Path(arguments.train_file)),
+        "train_data": [sha256(Path(name)) for name in arguments.train_files],
     }
 
 
@@ -294,75 +379,115 @@ def carry_token_count(trainer: SFTTrainer, checkpoint: Path) -> None:
     trainer._total_train_tokens = max(counts, default=0)
 
 
-def content_parts(text: str) -> list[dict[str, str | None]]:
-    """Text split at the image markers into `text` and `image` parts; no empty text part beside an image."""
-    parts: list[dict[str, str | None]] = []
-    for i, piece in enumerate(text.split(IMAGE_MARK)):
-        if i:
-            parts.append({"type": "image", "text": None})
-        if piece:
-            parts.append({"type": "text", "text": piece})
-    return parts or [{"type": "text", "text": ""}]
+def out_of_memory_advice(arguments: SftArguments, training: SFTConfig, checked: Preflight) -> str:
+    """What to change when the memory is not enough, by what would help most here."""
+    rows = training.per_device_train_batch_size
+    ways = []
+    if not training.activation_checkpointing:
+        ways.append("activation_checkpointing: true")
+    if rows > 1:
+        ways.append(f"per_device_train_batch_size below {rows} with gradient_accumulation_steps raised likewise")
+        if arguments.max_batch_tokens is None:
+            ways.append(f"max_batch_tokens, such as {max(checked.longest, rows * checked.longest // 2)}")
+    if arguments.max_prompt_tokens is None and checked.longest > 1024:
+        ways.append(f"max_prompt_tokens (the longest row has {checked.longest:,} tokens)")
+    if arguments.tuning == "full":
+        ways.append("tuning: lora")
+    elif arguments.quantization == "none":
+        ways.append("quantization: 4bit")
+    ways.append("several GPUs with configs/accelerate/fsdp2.yaml")
+    return f"the device has too little memory; set {', or '.join(ways)}."
 
 
-def _encode(examples: Dataset, processor: ProcessorMixin, image_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Most tokens."""
+
+    prompt: int | None
+    row: int
+
+
+def _encode(rows: Sequence[Located], chat: ChatProcessor) -> list[_Encoded]:
     """Token ids of prompts and targets, each tokenized by itself: so a prompt has the ids of inference."""
-    from trl import apply_chat_template
+    from samrag.training.collator import read_picture
 
-    texts = [apply_chat_template({k: row[k] for k in ("prompt", "completion")}, processor) for row in examples]
-    mark, tokenizer = processor.image_token, processor.tokenizer
-    prompts = [text["prompt"].replace(mark, mark * image_tokens) for text in texts]
-    targets = [text["completion"] for text in texts]
-    return (
-        tokenizer(prompts, add_special_tokens=False)["input_ids"],
-        tokenizer(targets, add_special_tokens=False)["input_ids"],
-    )
+    paths = [[within(item.image_root, image) for image in item.row.images] for item in rows]
+    pictures = [[read_picture(chat, path).tokens for path in own] for own in paths]
+    prompts = chat.encode([chat.text(item.row.messages[:-1]) for item in rows], pictures)
+    targets = chat.encode_replies([item.row.messages for item in rows])
+    return [_Encoded(*parts) for parts in zip(rows, paths, prompts, targets, strict=True)]
 
 
-def _check_against_inference(
-    row: SftRow, example: Mapping[str, Any], prompt: list[int], processor: ProcessorMixin
-) -> None:
-    if inference_ids(processor, example["prompt"], example["images"]) != prompt:
+def _shorten(entry: _Encoded, chat: ChatProcessor, limits: _Limits) -> bool:
+    """Cut the documents of a row that is too long, until it fits or nothing is left to cut; whether it fits then."""
+    keep = 1.0
+    original = entry.item.row
+    for _ in range(_SHORTENINGS):
+        most = min(limits.prompt or limits.row, limits.row - len(entry.target))
+        keep *= max(0.0, 0.95 * most / max(1, len(entry.prompt)))
+        messages = tuple(
+            ChatMessage(m.role, shorten_documents(m.content, keep)) if m.role == "user" else m
+            for m in original.messages
+        )
+        if messages == original.messages:
+            return False
+        (shorter,) = _encode([Located(replace(original, messages=messages), entry.item.image_root)], chat)
+        entry.prompt = shorter.prompt
+        if not _unfit(shorter, chat, limits):
+            entry.item, entry.problem = shorter.item, ""
+            return True
+    return False
+
+
+def _check_against_inference(entry: _Encoded, chat: ChatProcessor) -> None:
+    if chat.reference(entry.item.row.messages[:-1], entry.paths) != entry.prompt:
         raise UserError(
-            f"the prompt of question {row.question_id!r} has other tokens in training than at inference; "
-            "the processor's tokenizer or chat template does not fit LLaVA."
+            f"the prompt of question {entry.item.row.question_id!r} has other tokens in training than at inference; "
+            "the processor's tokenizer or chat template does not fit the model."
         )
 
 
-def _unfit(row: SftRow, prompt: list[int], target: list[int], tokenizer: Any, max_prompt: int, limit: int) -> str:
+def _unfit(entry: _Encoded, chat: ChatProcessor, limits: _Limits) -> str:
     """Why a row cannot be learnt; empty when it can."""
-    if not row.messages[-1].content.strip():
+    prompt, target = entry.prompt, entry.target
+    if not entry.item.row.messages[-1].content.strip():
         return "without a target"
-    special = set(tokenizer.all_special_ids)
-    if target[-1] != tokenizer.eos_token_id or special & set(target[:-1]):
+    special = set(chat.tokenizer.all_special_ids)
+    if target[-1] != chat.stop_token_id or special & set(target[:-1]):
         return "with a special token in the target"
-    if len(prompt) > max_prompt:
-        return f"with a prompt over {max_prompt} tokens"
-    if len(prompt) + len(target) > limit:
-        return f"over {limit} tokens"
+    if limits.prompt is not None and len(prompt) > limits.prompt:
+        return f"over {limits.prompt} tokens in the prompt"
+    if len(prompt) + len(target) > limits.row:
+        return f"over {limits.row} tokens"
     return ""
 
 
-def _image_tokens(
-    images: Sequence[Sequence[str]], processor: ProcessorMixin, model: PreTrainedModel, pixels: PixelCache
-) -> int:
-    """Tokens an image takes, which must be the features that the model makes of it."""
+def _check_features(kept: Sequence[_Encoded], chat: ChatProcessor, model: PreTrainedModel) -> int:
+    """Most tokens that an image takes, after a check on one image that they are the features the model makes of it."""
+    import inspect
+
     import torch
 
-    paths = list(dict.fromkeys(itertools.chain.from_iterable(images)))
+    from samrag.training.collator import read_picture
+    from samrag.vlm import join
+
+    paths = [path for entry in kept for path in entry.paths]
     if not paths:
         return 0
-    shapes = sorted({tuple(pixels.add(path)) for path in paths})
-    if len(shapes) > 1:
-        raise UserError(f"images differ in size after preprocessing ({shapes[:2]}); it must crop them to one size.")
-    prompt = [{"role": "user", "content": [{"type": "image"}]}]
-    tokens = inference_ids(processor, prompt, paths[:1]).count(processor.image_token_id)
+    picture = read_picture(chat, paths[0])
+    tokens = picture.tokens.count(chat.image_token_id)
+    wanted = inspect.signature(model.get_image_features).parameters
+    given = {
+        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for name, value in join([picture]).items()
+        if name in wanted
+    }
     with torch.no_grad():
-        given = pixels[paths[0]][None].to(model.device, model.dtype)
-        features = model.get_image_features(pixel_values=given).pooler_output[0].shape[0]
+        output = model.get_image_features(**given).pooler_output
+    features = sum(part.shape[:-1].numel() for part in (output if isinstance(output, (list, tuple)) else [output]))
     if tokens != features:
         raise UserError(
             f"an image has {tokens} tokens in the prompt but {features} features in the model; "
             "patch_size, vision_feature_select_strategy or num_additional_image_tokens of the processor is wrong."
         )
-    return tokens
+    return max(entry.prompt.count(chat.image_token_id) // max(1, len(entry.paths)) for entry in kept)

@@ -22,6 +22,7 @@ from samrag.engines.local import LocalBackend
 from samrag.errors import UserError
 from samrag.miniworld import tiny_llava
 from samrag.prompts import Prompt, PromptStyle, render
+from samrag.vlm import FAMILIES
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -172,7 +173,7 @@ def test_inference_text_is_the_training_text(backend: LocalBackend, folder: Path
 
 def _force(backend: LocalBackend, text: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Make the model say a text; returns the number of its tokens."""
-    tokens = backend._voice.tokenizer(text, add_special_tokens=False)["input_ids"]
+    tokens = backend._chat.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def say(self: object, logits: torch.Tensor, step: int) -> torch.Tensor:
         return torch.full((logits.shape[0],), tokens[min(step, len(tokens) - 1)])
@@ -199,7 +200,8 @@ def test_end_token_and_limit_are_the_finish_reasons(backend: LocalBackend, monke
 
 
 def _size(backend: LocalBackend, asked: Request) -> int:
-    return len(backend._voice.encode(backend.text(asked.prompt), None))
+    (tokens,) = backend._chat.encode([backend.text(asked.prompt)], [[]])
+    return len(tokens)
 
 
 def test_prompts_beyond_the_context_and_bad_images_fail_alone(backend: LocalBackend, folder: Path) -> None:
@@ -274,7 +276,7 @@ def test_identity_follows_content_not_place(backend: LocalBackend, folder: Path,
 def test_an_adapters_own_chat_template_is_used_with_it(folder: Path, adapter: Path, tmp_path: Path) -> None:
     for path in adapter.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    template = tiny_llava.chat_template().replace("USER: ", "ASKED: ")
+    template = FAMILIES[0].chat_template.replace("USER: ", "ASKED: ")
     (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
     tuned = LocalBackend.load(folder, adapter=tmp_path, image_root=folder)
     prompt = Prompt("i", None, "b")
@@ -308,7 +310,7 @@ def test_missing_folder_processor_template_and_weights_are_named(folder: Path, t
     with pytest.raises(UserError, match=f"{tmp_path}.*processor"):
         LocalBackend.load(tmp_path, image_root=folder)
     (tmp_path / "processor_config.json").write_bytes((folder / "processor_config.json").read_bytes())
-    with pytest.raises(UserError, match="holds no model"):
+    with pytest.raises(UserError, match="could not be loaded"):
         LocalBackend.load(tmp_path, image_root=folder)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(UserError, match="no chat template"):

@@ -1,26 +1,28 @@
-"""Batches: padding, labels, pixel cache, and the order of rows."""
+"""Batches: padding, labels, and the order of rows."""
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import pytest
 import torch
-from PIL import Image
-from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
 from samrag.errors import UserError
-from samrag.training.collator import IGNORED, LengthGroupedBatches, PixelCache, SftCollator
+from samrag.training.collator import IGNORED, LengthGroupedBatches, SftCollator, TokenBudgetBatches, read_picture
+from samrag.vlm import ChatProcessor, Picture, join
 
 
-@pytest.fixture
-def image_processor():
-    return CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+class Chat:
+    """Pads; its images are of one value each."""
 
+    pad_token_id = 0
 
-@pytest.fixture
-def image(tmp_path):
-    path = tmp_path / "a.png"
-    Image.effect_noise((20, 12), 90).convert("RGB").save(path)
-    return str(path)
+    def picture(self, path: Path) -> Picture:
+        return Picture([], {"pixel_values": torch.full((1, 1, 2, 2), float(path.name))})
+
+    def inputs(self, input_ids, attention_mask, pictures):
+        return {"input_ids": input_ids, "attention_mask": attention_mask, **join(pictures)}
 
 
 def test_labels_are_the_target_and_nothing_else():
@@ -28,7 +30,7 @@ def test_labels_are_the_target_and_nothing_else():
         {"input_ids": [1, 5, 6, 7, 2], "label_start": 3, "images": []},
         {"input_ids": [1, 5, 2], "label_start": 1, "images": []},
     ]
-    batch = SftCollator({}, pad_token_id=0)(rows)
+    batch = SftCollator(Chat())(rows)
     assert batch["input_ids"].tolist() == [[1, 5, 6, 7, 2], [1, 5, 2, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert batch["labels"].tolist() == [[IGNORED, IGNORED, IGNORED, 7, 2], [IGNORED, 5, 2, IGNORED, IGNORED]]
@@ -36,7 +38,9 @@ def test_labels_are_the_target_and_nothing_else():
 
 
 def test_a_pad_token_inside_a_row_is_not_masked():
-    batch = SftCollator({}, pad_token_id=2)([{"input_ids": [1, 2, 2], "label_start": 1, "images": []}])
+    chat = Chat()
+    chat.pad_token_id = 2
+    batch = SftCollator(chat)([{"input_ids": [1, 2, 2], "label_start": 1, "images": []}])
     assert batch["labels"].tolist() == [[IGNORED, 2, 2]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1]]
 
@@ -44,43 +48,24 @@ def test_a_pad_token_inside_a_row_is_not_masked():
 @pytest.mark.parametrize("start", [0, 3])
 def test_a_row_without_target_or_prompt_is_refused(start):
     with pytest.raises(AssertionError):
-        SftCollator({}, pad_token_id=0)([{"input_ids": [1, 2, 3], "label_start": start, "images": []}])
+        SftCollator(Chat())([{"input_ids": [1, 2, 3], "label_start": start, "images": []}])
 
 
-def test_images_stand_in_the_order_of_rows():
-    pixels = {name: torch.full((1, 2, 2), value) for name, value in (("a", 1.0), ("b", 2.0))}
-    rows = [{"input_ids": [1, 2], "label_start": 1, "images": images} for images in (["b"], [], ["a", "b"])]
-    assert SftCollator(pixels, 0)(rows)["pixel_values"][:, 0, 0, 0].tolist() == [2.0, 1.0, 2.0]
+def test_images_stand_in_the_order_of_rows(tmp_path):
+    for name in "12":
+        (tmp_path / name).touch()
+    rows = [
+        {"input_ids": [1, 2], "label_start": 1, "images": [str(tmp_path / name) for name in names]}
+        for names in ("2", "", "12")
+    ]
+    assert SftCollator(Chat())(rows)["pixel_values"][:, 0, 0, 0].tolist() == [2.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("max_bytes", [0, 1 << 20])
-def test_cached_pixels_are_the_processors_own(image_processor, image, max_bytes):
-    cache = PixelCache(image_processor, max_bytes)
-    assert tuple(cache.add(image)) == (3, 8, 8)
-    assert len(cache) == (1 if max_bytes else 0)
-    wanted = image_processor(Image.open(image), return_tensors="pt")["pixel_values"][0]
-    torch.testing.assert_close(cache[image], wanted, atol=1e-5, rtol=0)
-
-
-def test_a_kept_image_takes_one_byte_a_value(image_processor, image):
-    cache = PixelCache(image_processor, 3 * 8 * 8)
-    cache.add(image)
-    assert len(cache) == 1
-
-
-def test_a_processor_with_other_arithmetic_is_kept_as_float(image_processor, image):
-    image_processor.do_normalize = False
-    cache = PixelCache(image_processor, 1 << 20)
-    cache.add(image)
-    wanted = image_processor(Image.open(image), return_tensors="pt")["pixel_values"][0]
-    torch.testing.assert_close(cache[image], wanted)
-
-
-def test_missing_and_broken_images_are_named(image_processor, tmp_path):
+def test_missing_and_broken_images_are_named(tiny_llava, tmp_path):
     (tmp_path / "broken.png").write_bytes(b"no image")
     for name in ("absent.png", "broken.png"):
         with pytest.raises(UserError, match=name):
-            PixelCache(image_processor, 0).add(str(tmp_path / name))
+            read_picture(ChatProcessor.load(tiny_llava), tmp_path / name)
 
 
 def test_every_row_comes_once_and_batches_have_similar_lengths():
@@ -113,3 +98,48 @@ def test_the_order_depends_on_seed_and_epoch_alone():
     assert orders(0, [0, 1, 2])[2] == orders(0, [2])[0]
     assert orders(0, [0])[0] != orders(0, [1])[0]
     assert orders(0, [0])[0] != orders(1, [0])[0]
+
+
+def test_rows_with_and_without_image_share_no_full_batch():
+    with_image = [i % 3 == 0 for i in range(200)]
+    order = list(LengthGroupedBatches([1 + i % 40 for i in range(200)], 8, 0, with_image))
+    assert sorted(order) == list(range(200))
+    batches = [order[i : i + 8] for i in range(0, 200, 8)]
+    mixed = [batch for batch in batches if len({with_image[row] for row in batch}) > 1]
+    assert len(mixed) <= 2
+    assert mixed == batches[len(batches) - len(mixed) :]
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3])
+def test_batches_keep_within_the_token_budget_and_are_alike_for_all_processes(num_processes):
+    rng = random.Random(0)
+    lengths = [rng.randrange(10, 200) for _ in range(300)]
+    with_image = [rng.random() < 0.3 for _ in lengths]
+    batches = TokenBudgetBatches(lengths, 800, 32, 0, with_image, num_processes)
+    seen = []
+    for epoch in range(2):
+        batches.set_epoch(epoch)
+        made = list(batches)
+        assert len(made) == len(batches)
+        assert len(made) % num_processes == 0
+        assert sorted(row for batch in made for row in batch) == list(range(300))
+        for batch in made:
+            assert len(batch) <= 32
+            assert len(batch) * max(lengths[row] for row in batch) <= 800
+        for i in range(0, len(made), num_processes):
+            assert len({with_image[row] for batch in made[i : i + num_processes] for row in batch}) == 1
+        seen.append(made)
+    assert seen[0] != seen[1]
+    assert sorted(seen[0]) == sorted(seen[1])
+    padding = sum(len(batch) * max(lengths[row] for row in batch) for batch in seen[0]) / sum(lengths)
+    assert padding < 1.1
+
+
+def test_a_row_longer_than_the_budget_is_a_batch_of_its_own():
+    batches = [sorted(batch) for batch in TokenBudgetBatches([5, 900, 5], 100, 8, 0, [False] * 3)]
+    assert sorted(batches) == [[0, 2], [1]]
+
+
+def test_too_few_rows_for_the_processes_are_refused():
+    with pytest.raises(UserError, match="cannot be shared by 4 processes"):
+        TokenBudgetBatches([5, 5], 100, 8, 0, [False] * 2, 4)

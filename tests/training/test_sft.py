@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +16,20 @@ import torch
 from PIL import Image
 
 import samrag
+from samrag import vlm
 from samrag.calls import Call, CallKind, Passage
 from samrag.errors import UserError
+from samrag.exporting import trl_record
 from samrag.files import read_json, write_records
 from samrag.miniworld import tiny_llava
 from samrag.prompts import PromptStyle, render, template_hash
 from samrag.replies import write
 from samrag.schema import ChatMessage, SftRow
 from samrag.training import sft, student
-from samrag.training.collator import IGNORED, PixelCache, SftCollator
+from samrag.training.collator import IGNORED, SftCollator
+from samrag.training.evaluation import generate
 from samrag.training.sft_arguments import SftArguments
+from samrag.vlm import FAMILIES
 
 ROOT = Path(samrag.__file__).parent.parent
 QUESTION = "What is the colour of the emblem?"
@@ -55,7 +60,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def loaded(base):
-    return student.load_model_and_processor(str(base))
+    return student.load(SftArguments(str(base), ["x"]))
 
 
 def make_row(call: Call, reasoning: str, response: str, **changes: object) -> SftRow:
@@ -91,32 +96,35 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def rows(data):
-    return sft.load_rows(data / "sft.jsonl")
+    return sft.located(data / "sft.jsonl", None)
 
 
-def run_preflight(rows, root, loaded, **limits):
-    model, processor = loaded
-    pixels = PixelCache(processor.image_processor, 1 << 20)
-    return sft.preflight(rows, root, processor, model, pixels, **limits), pixels
+def changed(item, **changes):
+    return item._replace(row=dataclasses.replace(item.row, **changes))
 
 
-def make_trainer(rows, data, loaded, folder, arguments=None, **settings):
+def run_preflight(rows, loaded, **limits):
+    model, chat = loaded
+    return sft.preflight(rows, chat, model, **limits)
+
+
+def make_trainer(rows, loaded, folder, arguments=None, held_out=None, **settings):
     from trl import SFTConfig
 
-    arguments = arguments or SftArguments(model_path="x", train_file="x", lora_r=16, lora_alpha=32)
+    arguments = arguments or SftArguments("x", ["x"], lora_r=16, lora_alpha=32)
     settings = {"max_steps": 2, "per_device_train_batch_size": 4, "learning_rate": 1e-2, **settings}
     config = SFTConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, report_to="none", disable_tqdm=True, max_length=None,
         activation_checkpointing=False, **{"save_strategy": "no", **settings},
     )  # fmt: skip
-    checked, pixels = run_preflight(rows, data, loaded)
-    return sft.build_trainer(*loaded, config, arguments, pixels, checked), checked
+    checked = run_preflight(rows, loaded)
+    evaluation = run_preflight(held_out, loaded) if held_out else None
+    return sft.build_trainer(*loaded, config, arguments, checked, evaluation), checked
 
 
-def collate(rows, data, loaded):
-    checked, pixels = run_preflight(rows, data, loaded)
-    pad = loaded[1].tokenizer.pad_token_id
-    return SftCollator(pixels, pad)([checked.dataset[i] for i in range(len(checked.dataset))])
+def collate(rows, loaded):
+    checked = run_preflight(rows, loaded)
+    return SftCollator(loaded[1])([checked.dataset[i] for i in range(len(checked.dataset))])
 
 
 class TestRows:
@@ -155,43 +163,54 @@ class TestRows:
         with pytest.raises(UserError, match="is empty"):
             sft.load_rows(tmp_path / "sft.jsonl")
 
-    def test_an_image_outside_the_folder_is_refused(self, rows, data):
+    def test_an_image_outside_the_folder_is_refused(self, rows, loaded):
         with pytest.raises(UserError, match="leaves the data folder"):
-            sft.to_dataset([dataclasses.replace(rows[2], images=("../red.png",))], data)
+            run_preflight([changed(rows[2], images=("../red.png",))], loaded)
+
+    def test_an_unknown_kind_is_refused(self, data, tmp_path):
+        with pytest.raises(UserError, match=r"line 3.*'is_nice' is no kind of call"):
+            sft.load_rows(self.changed(data, tmp_path, kind="is_nice"))
 
     def test_a_limit_takes_rows_from_the_whole_file(self, rows):
         assert sft.spread(rows, 2) == [rows[0], rows[2]]
         assert sft.spread(rows, 0) == rows
 
-    def test_prompts_render_to_the_stored_text(self, rows, data, loaded):
-        processor = loaded[1]
-        for row, example in zip(rows, sft.to_dataset(rows, data), strict=True):
-            text = processor.apply_chat_template(example["prompt"], tokenize=False)
-            assert text == f"<s>USER: {row.messages[0].content}\nASSISTANT:"
-            assert len(example["images"]) == len(row.images)
+    def test_files_are_mixed_by_their_weights(self, rows):
+        other = [changed(item, question_id="other") for item in rows]
+        mixed = sft.mixed([rows, other], [2.0, 0.5], seed=0)
+        assert mixed[:8] == [*rows, *rows]
+        assert len(mixed) == 10
+        assert set(mixed[8:]) <= set(other)
+        assert mixed == sft.mixed([rows, other], [2.0, 0.5], seed=0)
+        assert sft.mixed([rows, other], [], seed=0) == [*rows, *other]
+
+    def test_prompts_render_to_the_stored_text(self, rows, loaded):
+        for item in rows:
+            text = loaded[1].text(item.row.messages[:-1])
+            assert text == f"<s>USER: {item.row.messages[0].content}\nASSISTANT:"
 
 
 class TestLabels:
     def test_loss_is_on_the_reply_and_its_stop_token_alone(self, rows, data, loaded):
         tokenizer = loaded[1].tokenizer
-        for row, labels in zip(rows, collate(rows, data, loaded)["labels"], strict=True):
+        for (row, _), labels in zip(rows, collate(rows, loaded)["labels"], strict=True):
             text = tokenizer.decode(labels[labels != IGNORED])
             assert text == f" {row.messages[-1].content}</s>"
 
     def test_image_tokens_are_never_labels_and_match_the_features(self, rows, data, loaded):
-        model, processor = loaded
-        batch = collate(rows, data, loaded)
-        assert not (batch["labels"] == processor.image_token_id).any()
-        assert (batch["input_ids"] == processor.image_token_id).sum(1).tolist() == [0, 0, 16, 16]
+        model, chat = loaded
+        batch = collate(rows, loaded)
+        assert not (batch["labels"] == chat.image_token_id).any()
+        assert (batch["input_ids"] == chat.image_token_id).sum(1).tolist() == [0, 0, 16, 16]
         assert torch.isfinite(model(**batch).loss)
 
     def test_training_prompts_have_the_ids_of_inference(self, rows, data, loaded):
-        checked, _ = run_preflight(rows, data, loaded)
-        for row, kept in zip(rows, checked.dataset, strict=True):
+        checked = run_preflight(rows, loaded)
+        for (row, _), kept in zip(rows, checked.dataset, strict=True):
             image = [{"type": "image", "image": Image.open(data / name)} for name in row.images]
             before, _, after = row.messages[0].content.partition("<image>")
             content = [{"type": "text", "text": before}, *image, {"type": "text", "text": after}]
-            output = loaded[1].apply_chat_template(
+            output = loaded[1].processor.apply_chat_template(
                 [{"role": "user", "content": content}], tokenize=True, add_generation_prompt=True, return_dict=True
             )
             assert kept["input_ids"][: kept["label_start"]] == list(output["input_ids"][0])
@@ -200,11 +219,12 @@ class TestLabels:
     def test_batches_and_loss_equal_trl_s_own(self, rows, data, loaded):
         from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-        model, processor = loaded
+        model, chat = loaded
         model.eval()
-        theirs = DataCollatorForVisionLanguageModeling(processor, max_length=None, completion_only_loss=True)
-        ours = collate(rows, data, loaded)
-        wanted = theirs([dict(example) for example in sft.to_dataset(rows, data)])
+        theirs = DataCollatorForVisionLanguageModeling(chat.processor, max_length=None, completion_only_loss=True)
+        ours = collate(rows, loaded)
+        records = [trl_record(item.row) for item in rows]
+        wanted = theirs([{**one, "images": [str(data / name) for name in one["images"]]} for one in records])
         for name in ("input_ids", "attention_mask", "labels"):
             assert torch.equal(ours[name], wanted[name])
         losses = [model(**{k: batch[k] for k in ours}).loss.item() for batch in (ours, wanted)]
@@ -212,38 +232,58 @@ class TestLabels:
 
 
 class TestPreflight:
-    def test_a_long_prompt_is_left_out_and_counted(self, rows, data, loaded):
-        long = Call(CallKind.IS_REL_TEXT, QUESTION, (Passage("Club", "word " * 400),))
-        checked, _ = run_preflight([*rows, make_row(long, "r", "True")], data, loaded, max_prompt_tokens=300)
-        assert checked.excluded == {"with a prompt over 300 tokens": 1}
+    def long(self, rows, count, title="Club"):
+        call = Call(CallKind.IS_REL_TEXT, QUESTION, (Passage(title, "word " * count), Passage("Other", "It is red.")))
+        return rows[0]._replace(row=make_row(call, "r", "True"))
+
+    def test_a_long_prompt_is_left_out_and_counted(self, rows, loaded):
+        checked = run_preflight([*rows, self.long(rows, 400)], loaded, max_prompt_tokens=300, shorten=False)
+        assert checked.excluded == {"over 300 tokens in the prompt": 1}
         assert len(checked.dataset) == 4
         assert checked.rows["is_rel_text"] == {"True": 1}
 
-    def test_no_row_that_fits_is_an_error(self, rows, data, loaded):
-        with pytest.raises(UserError, match=r"none of 4 rows can be learnt.*4 over 20 tokens"):
-            run_preflight(rows, data, loaded, max_tokens=20, max_prompt_tokens=1000)
+    def test_a_long_rows_documents_are_shortened_and_nothing_else(self, rows, loaded):
+        long = self.long(rows, 400)
+        checked = run_preflight([*rows, long], loaded, max_prompt_tokens=300)
+        assert checked.shortened == 1
+        assert not checked.excluded
+        assert 200 < checked.dataset[4]["label_start"] <= 300
+        before, after = (item.row.messages[0].content for item in (long, checked.kept[4]))
+        assert after.count("word ") > 100
+        assert re.sub(r"(word ?)+", "", after) == re.sub(r"(word ?)+", "", before)
+        target = checked.dataset[4]["input_ids"][checked.dataset[4]["label_start"] :]
+        assert loaded[1].decode(target) == long.row.messages[-1].content
 
-    def test_rows_beyond_the_models_context_are_left_out(self, rows, data, loaded):
-        long = Call(CallKind.IS_REL_TEXT, QUESTION, (Passage("Club", "word " * 1500),))
-        checked, _ = run_preflight([*rows, make_row(long, "r", "True")], data, loaded)
+    def test_a_row_that_is_long_for_another_reason_is_left_out(self, rows, loaded):
+        call = Call(CallKind.IS_REL_TEXT, "why " * 400, (Passage("A", "b c"),))
+        long = rows[0]._replace(row=make_row(call, "r", "True"))
+        checked = run_preflight([*rows, long], loaded, max_prompt_tokens=300)
+        assert checked.excluded == {"over 300 tokens in the prompt": 1}
+        assert checked.shortened == 0
+
+    def test_no_row_that_fits_is_an_error(self, rows, loaded):
+        with pytest.raises(UserError, match=r"none of 4 rows can be learnt.*4 over 20 tokens"):
+            run_preflight(rows, loaded, max_tokens=20, max_prompt_tokens=1000)
+
+    def test_rows_beyond_the_models_context_are_left_out(self, rows, loaded):
+        checked = run_preflight([*rows, self.long(rows, 1500)], loaded, shorten=False)
         assert sum(checked.excluded.values()) == 1
 
     @pytest.mark.parametrize("reply", [" ", "a</s>b"])
-    def test_rows_without_one_clear_target_are_left_out(self, rows, data, loaded, reply):
-        messages = (rows[0].messages[0], ChatMessage("assistant", reply))
-        checked, _ = run_preflight([*rows, dataclasses.replace(rows[0], messages=messages)], data, loaded)
+    def test_rows_without_one_clear_target_are_left_out(self, rows, loaded, reply):
+        messages = (rows[0].row.messages[0], ChatMessage("assistant", reply))
+        checked = run_preflight([*rows, changed(rows[0], messages=messages)], loaded)
         assert sum(checked.excluded.values()) == 1
 
-    def test_a_processor_that_miscounts_image_tokens_is_refused(self, rows, data, loaded):
-        loaded[1].num_additional_image_tokens = 0
+    def test_a_processor_that_miscounts_image_tokens_is_refused(self, rows, loaded):
+        loaded[1].processor.num_additional_image_tokens = 0
         with pytest.raises(UserError, match="15 tokens in the prompt but 16 features"):
-            run_preflight(rows, data, loaded)
+            run_preflight(rows, loaded)
 
-    def test_a_processor_with_another_template_is_refused(self, rows, data, loaded, monkeypatch):
-        wrong = [1] + [loaded[1].image_token_id] * 16
-        monkeypatch.setattr(sft, "inference_ids", lambda *arguments: wrong)
+    def test_a_processor_with_another_template_is_refused(self, rows, loaded, monkeypatch):
+        monkeypatch.setattr(loaded[1], "reference", lambda messages, paths: [1])
         with pytest.raises(UserError, match="other tokens in training than at inference"):
-            run_preflight(rows, data, loaded)
+            run_preflight(rows, loaded)
 
 
 class TestModel:
@@ -254,46 +294,46 @@ class TestModel:
         del config["patch_size"], config["vision_feature_select_strategy"]
         (tmp_path / "processor_config.json").write_text(json.dumps(config), encoding="utf-8")
         (tmp_path / "chat_template.jinja").unlink()
-        _, processor = student.load_model_and_processor(str(tmp_path))
-        assert (processor.patch_size, processor.vision_feature_select_strategy) == (8, "default")
-        assert processor.chat_template == tiny_llava.chat_template()
+        _, chat = student.load(SftArguments(str(tmp_path), ["x"]))
+        assert (chat.processor.patch_size, chat.processor.vision_feature_select_strategy) == (8, "default")
+        assert chat.processor.chat_template == FAMILIES[0].chat_template
 
     def test_a_model_without_processor_is_refused(self, base, tmp_path):
         for name in ("config.json", "model.safetensors"):
             (tmp_path / name).write_bytes((base / name).read_bytes())
         with pytest.raises(UserError, match="no usable processor"):
-            student.load_model_and_processor(str(tmp_path))
+            student.load(SftArguments(str(tmp_path), ["x"]))
 
     def test_a_missing_folder_is_refused(self):
         with pytest.raises(UserError, match="is no folder"):
-            student.load_model_and_processor("./nowhere/at/all")
+            student.load(SftArguments("./nowhere/at/all", ["x"]))
 
     def test_the_adapter_names_its_base_by_a_relative_path(self, base, monkeypatch):
         monkeypatch.chdir(base.parent)
-        model, _ = student.load_model_and_processor(str(base))
+        model, _ = student.load(SftArguments(str(base), ["x"]))
         assert model.name_or_path == base.name
 
     def test_the_fingerprint_tells_weights_apart(self, base, tmp_path):
         for path in base.iterdir():
             (tmp_path / path.name).write_bytes(path.read_bytes())
-        assert student.model_fingerprint(tmp_path) == student.model_fingerprint(base)
+        assert vlm.model_fingerprint(tmp_path) == vlm.model_fingerprint(base)
         data = bytearray((tmp_path / "model.safetensors").read_bytes())
         data[-1] ^= 1
         (tmp_path / "model.safetensors").write_bytes(bytes(data))
-        assert student.model_fingerprint(tmp_path) != student.model_fingerprint(base)
+        assert vlm.model_fingerprint(tmp_path) != vlm.model_fingerprint(base)
 
 
 @pytest.mark.training
 class TestTraining:
     def test_the_adapter_lies_in_the_language_model_alone(self, rows, data, loaded, tmp_path):
-        trainer, _ = make_trainer(rows, data, loaded, tmp_path)
+        trainer, _ = make_trainer(rows, loaded, tmp_path)
         names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
         assert len(names) == 2 * 7 * 2  # layers, projections, A and B
         assert all("language_model" in name for name in names)
 
     def test_unfrozen_parts_get_an_adapter_too(self, rows, data, loaded, tmp_path):
-        arguments = SftArguments("x", "x", freeze_vision_tower=False, freeze_multi_modal_projector=False)
-        trainer, _ = make_trainer(rows, data, loaded, tmp_path, arguments)
+        arguments = SftArguments("x", ["x"], freeze_vision_tower=False, freeze_multi_modal_projector=False)
+        trainer, _ = make_trainer(rows, loaded, tmp_path, arguments)
         names = [name for name, parameter in trainer.model.named_parameters() if parameter.requires_grad]
         assert any("vision_tower" in name for name in names)
         assert any("multi_modal_projector" in name for name in names)
@@ -310,42 +350,34 @@ class TestTraining:
                 live = [name for name, gradient in found if gradient is not None and gradient.any()]
                 self.seen.append((sum("lora_A" in name for name in live), sum("lora_B" in name for name in live)))
 
-        trainer, _ = make_trainer(rows, data, loaded, tmp_path)
+        trainer, _ = make_trainer(rows, loaded, tmp_path)
         gradients = Gradients()
         trainer.add_callback(gradients)
         trainer.train()
         assert gradients.seen == [(0, 14), (14, 14)]  # B is 0 at first, so A gets its gradient at the second step
 
     def test_an_overfit_student_repeats_the_replies_and_stops(self, rows, data, loaded, tmp_path):
-        processor = loaded[1]
-        trainer, checked = make_trainer(rows, data, loaded, tmp_path, max_steps=160, lr_scheduler_type="cosine")
+        trainer, checked = make_trainer(rows, loaded, tmp_path, max_steps=160, lr_scheduler_type="cosine")
         trainer.train()
-        trainer.model.eval()
-        _, pixels = run_preflight(rows, data, loaded)
-        for row, kept in zip(rows, checked.dataset, strict=True):
-            prompt = torch.tensor([kept["input_ids"][: kept["label_start"]]])
-            images = {"pixel_values": torch.stack([pixels[path] for path in kept["images"]])} if kept["images"] else {}
-            output = trainer.model.generate(
-                input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=60, do_sample=False, **images
-            )
-            assert processor.tokenizer.decode(output[0, prompt.shape[1] :]) == f" {row.messages[-1].content}</s>"
+        replies = generate(trainer.model, loaded[1], checked.held_out(4), batch_size=3)
+        assert replies == [(item.row.messages[-1].content, True) for item in rows]
 
     def test_a_saved_adapter_gives_the_probe_back_and_a_lost_one_is_noticed(self, base, rows, data, loaded, tmp_path):
         from peft import PeftModel
 
-        trainer, checked = make_trainer(rows, data, loaded, tmp_path, max_steps=5)
+        trainer, checked = make_trainer(rows, loaded, tmp_path, max_steps=5)
         trainer.train()
-        student.save(trainer, loaded[1], tmp_path, checked.summary(), student.model_fingerprint(base))
+        student.save(trainer, loaded[1], tmp_path, checked.summary(), vlm.model_fingerprint(base))
         facts = read_json(tmp_path / student.ADAPTER_FILE)
-        assert facts["template"] == template_hash(PromptStyle.STUDENT)
+        assert facts["templates"] == {kind: template_hash(PromptStyle.STUDENT, CallKind(kind)) for kind in checked.rows}
         assert facts["training"]["rows"]["answer"] == {"blue": 1}
 
-        plain, processor = student.load_model_and_processor(str(base))
+        plain, chat = student.load(SftArguments(str(base), ["x"]))
         tuned = PeftModel.from_pretrained(plain, tmp_path)
-        student.check_adapter(tuned, processor, tmp_path)
-        assert student.probe_logits(tuned, processor) == pytest.approx(facts["probe"]["logits"], abs=1e-4)
+        student.check_adapter(tuned, chat, tmp_path)
+        assert student.probe_logits(tuned, chat) == pytest.approx(facts["probe"]["logits"], abs=1e-4)
         with tuned.disable_adapter(), pytest.raises(UserError, match="no effect"):
-            student.check_adapter(tuned, processor, tmp_path)
+            student.check_adapter(tuned, chat, tmp_path)
 
     def test_a_resumed_run_ends_as_the_whole_run(self, base, rows, data, tmp_path):
         def adapter(folder, resume=None, **settings):
@@ -353,8 +385,8 @@ class TestTraining:
                 "max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 3,
                 "train_sampling_strategy": "group_by_length", "logging_steps": 1, **settings,
             }  # fmt: skip
-            many = [dataclasses.replace(row, question_id=str(i)) for i in range(2) for row in rows]
-            trainer, _ = make_trainer(many, data, student.load_model_and_processor(str(base)), folder, **settings)
+            many = [changed(item, question_id=str(i)) for i in range(2) for item in rows]
+            trainer, _ = make_trainer(many, student.load(SftArguments(str(base), ["x"])), folder, **settings)
             if resume:
                 sft.carry_token_count(trainer, resume)
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
@@ -383,7 +415,7 @@ class TestArguments:
     @pytest.mark.parametrize("wrong", [{"lora_r": 0}, {"lora_dropout": 1.0}, {"eval_rows": -1}, {"num_threads": 0}])
     def test_impossible_values_name_their_field(self, wrong):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            SftArguments(model_path="x", train_file="x", **wrong)
+            SftArguments("x", ["x"], **wrong)
 
     @pytest.mark.parametrize("name", ["sft", "paper/sft", "quickstart/sft"])
     def test_every_configuration_parses(self, name):
@@ -413,7 +445,7 @@ class TestEntry:
         arguments = [
             "--model_path",
             base,
-            "--train_file",
+            "--train_files",
             data / "sft.jsonl",
             "--image_root",
             data,
@@ -432,7 +464,7 @@ class TestEntry:
         assert "nothing to do" in again.stderr
 
     def test_a_misspelt_key_ends_in_one_sentence(self, tmp_path):
-        text = "model_path: a\ntrain_file: b\noutput_dir: c\nlora_rank: 8\n"
+        text = "model_path: a\ntrain_files: [b]\noutput_dir: c\nlora_rank: 8\n"
         (tmp_path / "sft.yaml").write_text(text, encoding="utf-8")
         done = self.launch("--use_cpu", "true", "--bf16", "false", config=tmp_path / "sft.yaml")
         assert done.returncode != 0
