@@ -277,6 +277,28 @@ class ExportArguments:
 
 
 @dataclass(config=STRICT)
+class MergeArguments:
+    """A tuned student as one model folder."""
+
+    adapter: str
+    """Folder of the adapter."""
+    output_dir: str
+    """Folder of the merged model."""
+    model_path: str | None = None
+    """Base model, a folder or a hub name; none takes the one that the adapter names."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the merged weights; below float32 they are rounded."""
+    max_shard_size: str = "5GB"
+    """Largest file of weights."""
+    push_to: str | None = None
+    """Upload the folder to this hub repository (owner/name); the hub's own login is used."""
+    private: bool = True
+    """Make a new repository private."""
+    data_licence: str = "not stated"
+    """Licence of the training data's inputs, for the model card."""
+
+
+@dataclass(config=STRICT)
 class MineArguments:
     """Hard negatives for the retriever."""
 

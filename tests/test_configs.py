@@ -148,6 +148,27 @@ def test_every_field_of_every_argument_group_is_documented() -> None:
                 assert documented, f"{path.name}: {group.name}.{ast.unparse(node.target)}"
 
 
+ACCELERATE = sorted((ROOT / "configs" / "accelerate").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", ACCELERATE, ids=name)
+def test_a_hardware_configuration_is_accelerates_own_and_says_how_it_is_used(path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+    from accelerate.commands.launch import launch_command_parser
+
+    config = load_config_from_file(str(path))
+    assert config.mixed_precision == "bf16"
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    words = shlex.split(first.removeprefix("# "))
+    assert words[:4] == ["accelerate", "launch", "--config_file", name(path)]
+    given = launch_command_parser().parse_args(words[2:])
+    assert given.config_file == name(path)
+    assert (ROOT / given.training_script).is_file()
+    known = set(vars(given))
+    for section in (config.fsdp_config, config.deepspeed_config):
+        assert set(section or {}) <= known, "accelerate launch has no such option"
+
+
 def test_no_key_holds_a_secret() -> None:
     for path in CONFIGS:
         for key in re.findall(r"(?m)^\s*(\w+)\s*:", path.read_text(encoding="utf-8")):

@@ -17,6 +17,7 @@ from PIL import Image
 
 import samrag
 from samrag import vlm
+from samrag.arguments import MergeArguments
 from samrag.calls import Call, CallKind, Passage
 from samrag.errors import UserError
 from samrag.exporting import trl_record
@@ -25,11 +26,12 @@ from samrag.miniworld import tiny_llava
 from samrag.prompts import PromptStyle, render, template_hash
 from samrag.replies import write
 from samrag.schema import ChatMessage, SftRow
-from samrag.training import sft, student
+from samrag.training import merging, sft, student
 from samrag.training.collator import IGNORED, SftCollator
 from samrag.training.evaluation import generate
 from samrag.training.sft_arguments import SftArguments
 from samrag.vlm import FAMILIES
+from tests import families
 
 ROOT = Path(samrag.__file__).parent.parent
 QUESTION = "What is the colour of the emblem?"
@@ -411,6 +413,104 @@ class TestTraining:
             sft.resumable(tmp_path, {"seed": 1, "train_data": "b"})
 
 
+@pytest.mark.training
+class TestWays:
+    """What is trained, how batches are made, when it stops."""
+
+    @pytest.mark.parametrize("name", ["qwen2_5_vl", "idefics3", "internvl", "llava_next"])
+    def test_any_family_overfits_and_stops(self, name, rows, tmp_path):
+        base = families.build(name, tmp_path / "base")
+        arguments = SftArguments(str(base), ["x"], lora_r=32, lora_alpha=64)
+        loaded = student.load(arguments)
+        trainer, checked = make_trainer(rows, loaded, tmp_path / "out", arguments, max_steps=150, learning_rate=2e-2)
+        trainer.train()
+        replies = generate(trainer.model, loaded[1], checked.held_out(4), batch_size=4)
+        assert [stopped for _, stopped in replies] == [True] * 4
+        assert sum(text == item.row.messages[-1].content for (text, _), item in zip(replies, rows, strict=True)) >= 3
+        student.save(trainer, loaded[1], tmp_path / "out", checked.summary(), "x")
+        plain, chat = student.load(arguments)
+        student.check_adapter(vlm.load_adapter(plain, tmp_path / "out"), chat, tmp_path / "out")
+
+    def test_full_tuning_changes_the_language_model_alone(self, base, rows, loaded, tmp_path):
+        before = {name: tensor.clone() for name, tensor in loaded[0].state_dict().items()}
+        arguments = SftArguments(str(base), ["x"], tuning="full")
+        trainer, checked = make_trainer(rows, loaded, tmp_path, arguments, learning_rate=1e-3)
+        trainer.train()
+        changed = {n for n, tensor in loaded[0].state_dict().items() if not torch.equal(tensor, before[n])}
+        assert changed
+        assert not [n for n in changed if "vision_tower" in n or "multi_modal_projector" in n]
+        student.save(trainer, loaded[1], tmp_path, checked.summary(), "x")
+        assert student.check_templates(tmp_path)["tuning"] == "full"
+        again, _ = student.load(SftArguments(str(tmp_path), ["x"]))
+        assert all(torch.equal(tensor, loaded[0].state_dict()[n]) for n, tensor in again.state_dict().items())
+
+    @pytest.mark.parametrize("option", ["use_dora", "use_rslora"])
+    def test_other_adapters_come_back_as_saved(self, option, base, rows, loaded, tmp_path):
+        arguments = SftArguments(str(base), ["x"], **{option: True})
+        trainer, checked = make_trainer(rows, loaded, tmp_path, arguments)
+        trainer.train()
+        student.save(trainer, loaded[1], tmp_path, checked.summary(), "x")
+        plain, chat = student.load(arguments)
+        student.check_adapter(vlm.load_adapter(plain, tmp_path), chat, tmp_path)
+
+    def test_a_token_budget_makes_smaller_batches_of_all_rows(self, base, rows, loaded, tmp_path):
+        arguments = SftArguments(str(base), ["x"], max_batch_tokens=200)
+        many = [changed(item, question_id=str(i)) for i in range(3) for item in rows]
+        trainer, checked = make_trainer(many, loaded, tmp_path, arguments, max_steps=-1, num_train_epochs=1)
+        batches = list(trainer.get_train_dataloader())
+        assert sum(len(batch["input_ids"]) for batch in batches) == len(many)
+        assert all(batch["input_ids"].numel() <= 200 for batch in batches)
+        trainer.train()
+        assert trainer.state.global_step == len(batches)
+        assert trainer._total_train_tokens == checked.num_tokens
+
+    def test_held_out_replies_are_scored_and_choose_the_best_checkpoint(self, base, rows, loaded, tmp_path):
+        arguments = SftArguments(str(base), ["x"], lora_r=16, lora_alpha=32, scored_rows=4, early_stopping_patience=3)
+        trainer, _ = make_trainer(
+            rows, loaded, tmp_path, arguments, rows, max_steps=400, eval_strategy="steps", eval_steps=20,
+            save_strategy="steps", save_steps=20, save_total_limit=1, load_best_model_at_end=True,
+            metric_for_best_model="answer_em", greater_is_better=True, lr_scheduler_type="constant",
+        )  # fmt: skip
+        trainer.train()
+        history = [entry for entry in trainer.state.log_history if "eval_answer_em" in entry]
+        assert history[0]["eval_answer_em"] == 0.0
+        assert trainer.state.best_metric == 1.0
+        best = next(entry for entry in history if entry["eval_answer_em"] == 1.0)
+        assert trainer.state.global_step == best["step"] + 3 * 20  # three evaluations without a better one
+        for name in ("eval_loss", "eval_parse_rate", "eval_stop_rate", "eval_is_rel_text_verdict_accuracy"):
+            assert name in best
+        files = sorted((tmp_path / "evaluation").iterdir())
+        assert len(files) == len(history)
+        samples = [json.loads(line) for line in (tmp_path / "evaluation" / f"step-{best['step']}.jsonl").open()]
+        assert [sample["kind"] for sample in samples] == [item.row.kind for item in rows]
+
+    def test_early_stopping_without_evaluations_is_refused(self, base, rows, loaded, tmp_path):
+        with pytest.raises(UserError, match="early_stopping_patience needs eval_strategy"):
+            make_trainer(rows, loaded, tmp_path, SftArguments(str(base), ["x"], early_stopping_patience=2))
+
+    def test_a_tensor_without_gradient_is_noticed(self, base, rows, loaded, tmp_path):
+        arguments = SftArguments(str(base), ["x"], freeze_vision_tower=False)
+        trainer, _ = make_trainer(rows[:2], loaded, tmp_path, arguments, max_steps=30, learning_rate=1e-4)
+        with pytest.raises(UserError, match=r"vision_tower.*got no gradient in 20 steps; either no row uses"):
+            trainer.train()
+
+    def test_merged_weights_reply_as_base_and_adapter(self, base, rows, loaded, tmp_path, monkeypatch):
+        trainer, checked = make_trainer(rows, loaded, tmp_path / "adapter", max_steps=20)
+        trainer.train()
+        student.save(trainer, loaded[1], tmp_path / "adapter", checked.summary(), vlm.model_fingerprint(base))
+        arguments = MergeArguments(str(tmp_path / "adapter"), str(tmp_path / "merged"), str(base))
+        facts = read_json(merging.merge(arguments) / student.ADAPTER_FILE)
+        assert facts["merge_difference"] <= 1e-5
+        model, chat = student.load(SftArguments(str(tmp_path / "merged"), ["x"]))
+        held_out = checked.held_out(4)
+        assert generate(model, chat, held_out, 4) == generate(trainer.model, loaded[1], held_out, 4)
+        monkeypatch.setitem(merging.TOLERANCE, "float32", -1.0)
+        broken = dataclasses.replace(arguments, output_dir=str(tmp_path / "other"))
+        with pytest.raises(UserError, match="logits differ"):
+            merging.merge(broken)
+        assert not (tmp_path / "other").exists()
+
+
 class TestArguments:
     @pytest.mark.parametrize("wrong", [{"lora_r": 0}, {"lora_dropout": 1.0}, {"eval_rows": -1}, {"num_threads": 0}])
     def test_impossible_values_name_their_field(self, wrong):
@@ -462,6 +562,52 @@ class TestEntry:
         again = self.launch(*arguments, config=config)
         assert again.returncode == 0
         assert "nothing to do" in again.stderr
+
+    def settings(self, base, data, out, **changes):
+        given = {
+            "model_path": base, "train_files": data / "sft.jsonl", "image_root": data, "output_dir": out,
+            "max_steps": 6, "per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2,
+            "report_to": "none", "num_threads": 1, "logging_steps": 1, **changes,
+        }  # fmt: skip
+        return [str(word) for name, value in given.items() for word in (f"--{name}", value)]
+
+    def losses(self, out):
+        state = read_json(sft.last_checkpoint(out) / "trainer_state.json")
+        return [entry["loss"] for entry in state["log_history"] if "loss" in entry]
+
+    def test_a_run_killed_while_it_saves_ends_as_an_undisturbed_one(self, base, data, tmp_path):
+        config = ROOT / "configs" / "quickstart" / "sft.yaml"
+        calm, killed = tmp_path / "calm", tmp_path / "killed"
+        assert self.launch(*self.settings(base, data, calm), config=config).returncode == 0
+        command = [sys.executable, str(ROOT / "train" / "sft.py"), "--config", str(config)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        process = subprocess.Popen(
+            [*command, *self.settings(base, data, killed)], env=environment, stderr=subprocess.DEVNULL
+        )
+        while not (killed / "checkpoint-4" / "adapter_model.safetensors").exists():
+            assert process.poll() is None, "it ended before it could be killed"
+        process.kill()
+        process.wait()
+        done = self.launch(*self.settings(base, data, killed), config=config)
+        assert done.returncode == 0, done.stderr
+        assert "resuming from" in done.stderr
+        assert self.losses(killed) == self.losses(calm)
+        name = "adapter_model.safetensors"
+        assert (killed / name).read_bytes() == (calm / name).read_bytes()
+
+    @pytest.mark.training
+    def test_two_processes_learn_as_one_with_the_same_global_batch(self, base, data, tmp_path):
+        config = ROOT / "configs" / "quickstart" / "sft.yaml"
+        one, two = tmp_path / "one", tmp_path / "two"
+        common = {"train_sampling_strategy": "sequential", "save_steps": 6, "max_steps": 6}
+        assert self.launch(*self.settings(base, data, one, **common), config=config).returncode == 0
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += [str(ROOT / "train" / "sft.py"), "--config", str(config)]
+        command += self.settings(base, data, two, **{**common, "per_device_train_batch_size": 1})
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        assert self.losses(two) == pytest.approx(self.losses(one), abs=1e-4)
 
     def test_a_misspelt_key_ends_in_one_sentence(self, tmp_path):
         text = "model_path: a\ntrain_files: [b]\noutput_dir: c\nlora_rank: 8\n"
