@@ -14,30 +14,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from samrag.arguments import DistillArguments
 from samrag.calls import Answer, Call, CallKind, Caption, Judgement, Passage, Reply
-from samrag.distilling import options_of
 from samrag.miniworld import oracle
 from samrag.miniworld.dataset import read_truth
 from samrag.miniworld.language import EMBLEM, club_text, describe, founder_text
 from samrag.miniworld.teacher import Teacher
-from samrag.miniworld.trial import bm25_materials, recipe
+from samrag.miniworld.trial import bm25_materials, follow, recipe
 from samrag.miniworld.world import Club
-from samrag.programs.distill import Distilled, Material, distill
 from samrag.programs.steps import spoken
-from samrag.prompts import PromptStyle, render
 from samrag.replies import parse, write
-
-
-def asked(teacher: Teacher, call: Call) -> Reply:
-    """The simulated teacher's reply to a call."""
-    prompt = render(call, PromptStyle.TEACHER)
-    body = {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": prompt.body}]}],
-        "response_format": {"json_schema": {"name": str(call.kind)}},
-        "seed": call.sample_index,
-    }
-    return parse(call.kind, teacher.text(body))
 
 
 def is_right(call: Call, reply: Reply, true_text: dict[str, str], teacher: Teacher, gold: str) -> bool:
@@ -51,23 +36,6 @@ def is_right(call: Call, reply: Reply, true_text: dict[str, str], teacher: Teach
     if isinstance(reply, Answer) and isinstance(truth, Answer):
         return reply.values == truth.values
     return isinstance(reply, Caption) and f" is {gold}" in reply.text
-
-
-def follow(
-    material: Material, teacher: Teacher, arguments: DistillArguments
-) -> tuple[Distilled, list[tuple[Call, Reply]]]:
-    """Run the recipe; also every item's call with its reply."""
-    program = distill(material, options_of(arguments))
-    items: list[tuple[Call, Reply]] = []
-    calls, step = next(program), 0
-    while True:
-        replies = [asked(teacher, call) for call in calls]
-        if step % 2 == 0:  # every second step asks back
-            items += zip(calls, replies, strict=True)
-        try:
-            calls, step = program.send(replies), step + 1
-        except StopIteration as end:
-            return end.value, items
 
 
 def true_texts(clubs: Sequence[Club]) -> dict[str, str]:
