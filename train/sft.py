@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 def train(arguments: SftArguments, training: SFTConfig) -> None:
     """Train the student and save it."""
     import torch
+    from safetensors import SafetensorError
     from transformers import set_seed
 
     from samrag import vlm
@@ -62,6 +63,7 @@ def train(arguments: SftArguments, training: SFTConfig) -> None:
         sft.preflight(eval_rows, chat, model, shorten=arguments.shorten_documents, **limits) if eval_rows else None
     )
 
+    sft.warn_of_gaps(checked, held_out)
     trainer = sft.build_trainer(model, chat, training, arguments, checked, held_out)
     if checkpoint is not None:
         logger.info("resuming from %s", checkpoint)
@@ -69,11 +71,16 @@ def train(arguments: SftArguments, training: SFTConfig) -> None:
     try:
         trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         scores = trainer.evaluate() if held_out is not None else {}
+        student.save(trainer, chat, folder, {**checked.summary(), "scores": scores}, fingerprint)
     except torch.OutOfMemoryError as error:
         raise UserError(sft.out_of_memory_advice(arguments, training, checked)) from error
-
-    summary = {**checked.summary(), "scores": scores}
-    student.save(trainer, chat, folder, summary, fingerprint)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if not sft.is_write_failure(error):
+            raise
+        raise UserError(
+            f"{folder}: nothing more can be written ({vlm.first_line(error)}); free some space and run the same command"
+            " again: it goes on from the last whole checkpoint."
+        ) from error
     if trainer.is_world_process_zero():
         write_run_record(folder, [arguments, requested], inputs, training.seed)
         reporting.report_artifacts(folder, train_files, folder.name)

@@ -7,6 +7,7 @@ adapter in the vision tower, tensors that get no gradient.
 
 from __future__ import annotations
 
+import errno
 import logging
 import random
 import re
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from samrag.calls import CallKind
+from samrag.calls import JUDGEMENTS, CallKind
 from samrag.errors import UserError
 from samrag.files import read_json, read_lines, read_records, sha256, within, write_json
 from samrag.prompts import PromptStyle, template_hash
@@ -377,6 +378,26 @@ def carry_token_count(trainer: SFTTrainer, checkpoint: Path) -> None:
     history = read_json(checkpoint / "trainer_state.json")["log_history"]
     counts = [int(entry["num_tokens"]) for entry in history if "num_tokens" in entry]
     trainer._total_train_tokens = max(counts, default=0)
+
+
+def warn_of_gaps(train: Preflight, held_out: Preflight | None = None) -> None:
+    """Say which kinds the student will not learn, and which it sees one label of, before hours are spent."""
+    needed = [CallKind.IS_REL_TEXT, CallKind.ANSWER, CallKind.IS_USE, CallKind.IS_SUP]
+    if missing := [kind for kind in needed if kind not in train.rows]:
+        logger.warning("no rows of %s: the student will not learn it.", ", ".join(missing))
+    for kind, labels in train.rows.items():
+        if CallKind(kind) in JUDGEMENTS and len(labels) == 1:
+            logger.warning("all rows of %s are %s: the student will learn to say that always.", kind, *labels)
+    if held_out and (unlearnt := sorted(set(held_out.rows) - set(train.rows))):
+        logger.warning("eval_file has rows of %s, which train_files lack.", ", ".join(unlearnt))
+
+
+def is_write_failure(error: BaseException) -> bool:
+    """Whether a file could not be written, as the libraries that save say it."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+    said = str(error)
+    return any(words in said for words in ("No space left", "File too large", "file write failed", "failed writing"))
 
 
 def out_of_memory_advice(arguments: SftArguments, training: SFTConfig, checked: Preflight) -> str:

@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -286,6 +288,29 @@ class TestPreflight:
         monkeypatch.setattr(loaded[1], "reference", lambda messages, paths: [1])
         with pytest.raises(UserError, match="other tokens in training than at inference"):
             run_preflight(rows, loaded)
+
+
+class TestAdvice:
+    def test_gaps_in_the_rows_are_named(self, rows, loaded, caplog):
+        caplog.set_level("WARNING", logger="samrag")
+        checked = run_preflight(rows[:2], loaded)
+        sft.warn_of_gaps(checked, run_preflight(rows, loaded))
+        assert "no rows of is_use, is_sup" in caplog.text
+        assert "all rows of is_rel_text are True" in caplog.text
+        assert "eval_file has rows of caption_query, is_rel_image, which train_files lack" in caplog.text
+
+    def test_too_little_memory_is_answered_by_what_can_still_be_saved(self, rows, loaded, tmp_path):
+        from trl import SFTConfig
+
+        checked = run_preflight(rows, loaded)
+        settings = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+        large = SFTConfig(per_device_train_batch_size=8, activation_checkpointing=False, **settings)
+        advice = sft.out_of_memory_advice(SftArguments("x", ["x"], tuning="full"), large, checked)
+        for words in ("activation_checkpointing: true", "below 8", "max_batch_tokens", "tuning: lora"):
+            assert words in advice
+        small = SFTConfig(per_device_train_batch_size=1, activation_checkpointing=True, **settings)
+        advice = sft.out_of_memory_advice(SftArguments("x", ["x"], quantization="4bit"), small, checked)
+        assert "set several GPUs" in advice
 
 
 class TestModel:
@@ -594,6 +619,25 @@ class TestEntry:
         assert self.losses(killed) == self.losses(calm)
         name = "adapter_model.safetensors"
         assert (killed / name).read_bytes() == (calm / name).read_bytes()
+
+    def test_a_full_disk_ends_in_one_sentence_and_the_run_goes_on_later(self, base, data, tmp_path):
+        out, config = tmp_path / "out", ROOT / "configs" / "quickstart" / "sft.yaml"
+        command = [sys.executable, str(ROOT / "train" / "sft.py"), "--config", str(config)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+        def no_room():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))  # the adapter is larger
+
+        done = subprocess.run(
+            [*command, *self.settings(base, data, out)], env=environment, capture_output=True, text=True,
+            preexec_fn=no_room, timeout=120, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert "nothing more can be written" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert sft.last_checkpoint(out) is None
+        assert self.launch(*self.settings(base, data, out), config=config).returncode == 0
 
     @pytest.mark.training
     def test_two_processes_learn_as_one_with_the_same_global_batch(self, base, data, tmp_path):
