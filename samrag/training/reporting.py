@@ -30,7 +30,10 @@ def report_artifacts(folder: Path, data: Sequence[Path], name: str) -> None:
     for path in data:
         given = wandb.Artifact(f"{name}-data-{path.stem}", "dataset", metadata={"sha256": fingerprint(path)})
         given.add_reference(path.resolve().as_uri(), checksum=False)
-        run.use_artifact(given)
+        if run.offline:  # inputs can be linked by a server alone
+            run.log_artifact(given)
+        else:
+            run.use_artifact(given)
     made = wandb.Artifact(name, "model")
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.suffix in (".json", ".jinja", ".md", ".safetensors", ".model", ".txt"):

@@ -588,6 +588,24 @@ class TestEntry:
         assert again.returncode == 0
         assert "nothing to do" in again.stderr
 
+    def test_a_run_is_tracked_offline_with_its_data_samples_and_model(self, base, data, tmp_path, monkeypatch):
+        monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+        monkeypatch.delenv("WANDB_MODE", raising=False)
+        out, config = tmp_path / "out", ROOT / "configs" / "quickstart" / "sft.yaml"
+        done = self.launch(
+            *self.settings(
+                base, data, out, max_steps=2, report_to="wandb", eval_file=data / "sft.jsonl", eval_strategy="steps",
+                eval_steps=2,
+            ), config=config,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (run,) = out.glob("wandb/offline-run-*/run-*.wandb")
+        logged = run.read_bytes()
+        for word in (b"out-data-sft", b"samples", b"eval/stop_rate", b"learning_rate", b"adapter_model.safetensors"):
+            assert word in logged, word
+        assert b"sk-very-secret" not in logged
+        assert run.stem.removeprefix("run-") == (out / "wandb_run_id.txt").read_text(encoding="utf-8")
+
     def settings(self, base, data, out, **changes):
         given = {
             "model_path": base, "train_files": data / "sft.jsonl", "image_root": data, "output_dir": out,
