@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from samrag import config, provenance, tracking
 from samrag.errors import UserError
-from samrag.files import write_json
+from samrag.files import write_json, write_text
 from samrag.training.retriever_arguments import RetrieverArguments
 
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ def train(arguments: RetrieverArguments, training: SentenceTransformerTrainingAr
     from transformers import set_seed
 
     from samrag.retrieval.embedder import Embedder
-    from samrag.training import retriever
+    from samrag.training import flagembedding, retriever
+    from samrag.training.callbacks import early_stopping
+    from samrag.training.retrieval_evaluation import HeldOutEvaluator, comparison
 
     folder = Path(training.output_dir)
     given = [arguments, copy.copy(training)]  # the trainer changes its arguments
@@ -48,37 +50,41 @@ def train(arguments: RetrieverArguments, training: SentenceTransformerTrainingAr
     retriever.start_run(folder, facts, write=training.process_index == 0)
 
     rows = retriever.load_rows(Path(arguments.train_file), arguments.one_row_per_negative)
-    evaluator = None
+    evaluator = before = None
     if arguments.eval_file:
-        evaluator = retriever.build_evaluator(
-            retriever.load_rows(Path(arguments.eval_file)), rows, training.per_device_eval_batch_size
-        )
+        held_out = retriever.load_rows(Path(arguments.eval_file))
+        evaluator = HeldOutEvaluator(held_out, rows, training.per_device_eval_batch_size)
+        before = evaluator.scores(embedder.model)
 
     model, own_length = embedder.model, embedder.max_length
     model.max_seq_length = min(arguments.max_length, own_length or arguments.max_length)
-    trainer = retriever.build_trainer(
-        model,
-        training,
-        rows,
-        num_negatives=arguments.num_negatives,
-        temperature=arguments.temperature,
-        mask_known_positives=arguments.mask_known_positives,
-        evaluator=evaluator,
-    )
-    checkpoint = retriever.last_checkpoint(folder)
-    if checkpoint is not None:
-        logger.info("resuming from %s", checkpoint)
-    metrics = dict(trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics)
+    if arguments.trainer == "flagembedding":
+        metrics, is_first = flagembedding.train(embedder, rows, arguments, training), training.process_index == 0
+    else:
+        if arguments.lora_r is not None:
+            retriever.add_adapter(model, arguments.lora_r)
+        callbacks = early_stopping(arguments.early_stopping_patience, training)
+        trainer = retriever.build_trainer(model, training, rows, arguments, evaluator=evaluator, callbacks=callbacks)
+        checkpoint = retriever.last_checkpoint(folder)
+        if checkpoint is not None:
+            logger.info("resuming from %s", checkpoint)
+        metrics = dict(trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None).metrics)
+        retriever.merge_adapter(model)
+        is_first = trainer.is_world_process_zero()
     if arguments.base_weight:
         retriever.mix_weights(model, Embedder.load(arguments.base_model).model, arguments.base_weight)
 
-    if trainer.is_world_process_zero():
-        if evaluator is not None:
-            metrics.update(evaluator(model))
+    if is_first:
+        if evaluator is not None and before is not None:
+            model.max_seq_length = own_length
+            after = evaluator.scores(model)
+            metrics |= {name: sum(values) / len(values) for name, values in after.items()}
+            write_text(folder / "report.md", comparison(before, after, len(evaluator.corpus)))
         retriever.save_model(model, folder, own_length, rows["query"][:8])
         write_json(folder / "metrics.json", metrics)
         provenance.write_run_record(folder, given, inputs, training.seed)
-    trainer.accelerator.wait_for_everyone()
+    if arguments.trainer == "samrag":
+        trainer.accelerator.wait_for_everyone()
 
 
 def check_inputs(
@@ -90,6 +96,8 @@ def check_inputs(
             raise UserError(f"{path} does not exist; mine negatives first (data_gen/mine.py), or check the path.")
     if training.eval_strategy != "no" and not arguments.eval_file:
         raise UserError("eval_strategy is set, but eval_file is not; give held-out rows.")
+    if arguments.lora_r is not None and training.save_strategy != "no":
+        raise UserError("lora_r keeps no checkpoints yet that a run could go on from; set save_strategy: no.")
 
 
 def main() -> None:

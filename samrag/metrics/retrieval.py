@@ -1,10 +1,8 @@
-"""Retrieval scores: strict recall, and how many documents an answer took. Pure.
-
-Left out: nDCG, MRR and other graded scores; the paper reports Recall@N and ARN.
-"""
+"""Retrieval scores: strict recall (the paper's), recall, MRR, nDCG, and how many documents an answer took. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 
 from samrag.schema import Trace
@@ -28,6 +26,29 @@ def recall_at_n(ranking: Sequence[str], positives: Collection[str], n: int) -> f
     if not positives:
         raise ValueError("recall needs at least one positive; leave out the questions without supporting documents")
     return float(set(positives) <= set(ranking[:n]))
+
+
+def recall_at_k(ranking: Sequence[str], positives: Collection[str], k: int) -> float:
+    """Share of the distinct positives that are among the first k. Raises what `recall_at_n` raises."""
+    recall_at_n(ranking, positives, k)  # the same refusals
+    return len(set(positives) & set(ranking[:k])) / len(set(positives))
+
+
+def reciprocal_rank(ranking: Sequence[str], positives: Collection[str], k: int) -> float:
+    """1 / place of the first positive among the first k, else 0; the mean over questions is MRR@k."""
+    return next((1 / place for place, doc_id in enumerate(ranking[:k], 1) if doc_id in positives), 0.0)
+
+
+def ndcg_at_k(ranking: Sequence[str], positives: Collection[str], k: int) -> float:
+    """nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002); a document ranked twice counts once.
+
+    Raises:
+        ValueError: there are no positives, or k is below 1.
+    """
+    recall_at_n(ranking, positives, k)
+    ranked = list(dict.fromkeys(ranking))[:k]
+    gain = sum(1 / math.log2(place + 1) for place, doc_id in enumerate(ranked, 1) if doc_id in positives)
+    return gain / sum(1 / math.log2(place + 1) for place in range(1, min(k, len(set(positives))) + 1))
 
 
 def mean_arn(traces: Sequence[Trace]) -> float:

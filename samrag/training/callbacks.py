@@ -9,9 +9,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from samrag.errors import UserError
 
 if TYPE_CHECKING:
-    from trl import SFTConfig
-
-    from samrag.training.sft_arguments import SftArguments
+    from transformers import TrainingArguments
 
 _MOVES = 20  # steps within which every trained tensor must have had a gradient; LoRA's A has none in the first
 
@@ -43,16 +41,16 @@ class GradientCheck(TrainerCallback):  # type: ignore[misc]
             )
 
 
-def early_stopping(arguments: SftArguments, training: SFTConfig) -> list[TrainerCallback]:
+def early_stopping(patience: int | None, training: TrainingArguments) -> list[TrainerCallback]:
     """The callback that stops a run which no longer improves, where it is asked for.
 
     Raises:
         UserError: it is asked for without evaluations, or without a best checkpoint to come back to.
     """
-    if arguments.early_stopping_patience is None:
+    if patience is None:
         return []
     if training.eval_strategy == "no" or not training.load_best_model_at_end:
         raise UserError(
             "early_stopping_patience needs eval_strategy, load_best_model_at_end: true and metric_for_best_model."
         )
-    return [EarlyStoppingCallback(arguments.early_stopping_patience)]
+    return [EarlyStoppingCallback(patience)]

@@ -1,12 +1,12 @@
 """Fine-tuning the embedder on rows of query, positives and negatives with sentence-transformers' trainer.
 
-Texts get integer keys, so that the loss can tell by text which in-batch passages are known positives of a query. Left
-out: gradient caching for very large batches, and training from a teacher's scores.
+Texts get integer keys, so that the loss can tell by text which in-batch passages are known positives of a query.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -25,7 +25,7 @@ from samrag.training.contrastive import NO_KEY, InfoNceLoss
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer, SentenceTransformerTrainingArguments
-    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
     from samrag.training.retriever_arguments import RetrieverArguments
 
@@ -33,7 +33,6 @@ logger = logging.getLogger(__name__)
 
 START_FILE = "started.json"
 CHECKPOINT = re.compile(r"checkpoint-(\d+)")
-RECALL_AT = (1, 5, 10)
 PORTABLE_TYPES = ("Transformer", "Pooling", "Normalize", "Dense")
 
 
@@ -45,11 +44,11 @@ def load_rows(path: Path, one_row_per_negative: bool = False) -> Dataset:
         one_row_per_negative: Make one row of each (query, negative) pair.
 
     Returns:
-        Columns `query`, `pos`, `neg`, and keys of the texts: `pos_keys`, `neg_keys`, and `known`, the positives of the
-        same query over all rows.
+        Columns `query`, `pos`, `neg`, their teacher's scores where the file has them (`pos_scores`, `neg_scores`), and
+        keys of the texts: `pos_keys`, `neg_keys`, and `known`, the positives of the same query over all rows.
 
     Raises:
-        UserError: no rows, or a row that lacks a query or a positive.
+        UserError: no rows, a row that lacks a query or a positive, or scores that do not match the texts.
     """
     rows = [_checked_row(path, number, value) for number, value in read_json_lines(path)]
     if not rows:
@@ -64,9 +63,9 @@ def load_rows(path: Path, one_row_per_negative: bool = False) -> Dataset:
         row["known"] = sorted(known[row["query"]])
     if one_row_per_negative:
         rows = [
-            {**row, "neg": [text], "neg_keys": [key]}
+            {**row, **{name: [row[name][i]] for name in ("neg", "neg_keys", "neg_scores") if name in row}}
             for row in rows
-            for text, key in zip(row["neg"], row["neg_keys"], strict=True)
+            for i in range(len(row["neg"]))
         ]
     return Dataset.from_list(rows)
 
@@ -75,11 +74,9 @@ def build_trainer(
     model: SentenceTransformer,
     args: SentenceTransformerTrainingArguments,
     rows: Dataset,
-    num_negatives: int,
-    temperature: float,
+    arguments: RetrieverArguments,
     resample: bool = True,
-    mask_known_positives: bool = True,
-    evaluator: InformationRetrievalEvaluator | None = None,
+    evaluator: SentenceEvaluator | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> SentenceTransformerTrainer:
     """A trainer over the rows; the model's own query and document prompts are put before the texts.
@@ -88,16 +85,15 @@ def build_trainer(
         model: The model to train, with `max_seq_length` as wanted in training.
         args: The trainer's settings; `args.seed` also draws positives and negatives.
         rows: From `load_rows`.
-        num_negatives: Mined negatives a row and step.
-        temperature: Tau of InfoNCE.
+        arguments: Negatives a row, the loss and its ways.
         resample: Draw positives and negatives anew each epoch.
-        mask_known_positives: See `InfoNceLoss`.
         evaluator: Run when `args.eval_strategy` says so.
         callbacks: More callbacks.
 
     Raises:
         UserError: a row has no negative though some are wanted.
     """
+    num_negatives = arguments.num_negatives
     without = [row["query"] for row in rows.select_columns(["query", "neg_keys"]) if not row["neg_keys"]]
     if num_negatives and without:
         raise UserError(
@@ -106,13 +102,24 @@ def build_trainer(
     query, document = model.prompts.get("query"), model.prompts.get("document")
     names = ["positive", *(f"negative_{i + 1}" for i in range(num_negatives))]
     args.prompts = {"query": query or "", **dict.fromkeys(names, document or "")} if query or document else None
-    columns = RowColumns(num_negatives, args.seed, _most_known(rows), mask_known_positives)
+    if arguments.distillation_weight and "pos_scores" not in rows.column_names:
+        raise UserError(
+            "distillation_weight needs rows with pos_scores and neg_scores; add a teacher's, or set it to 0."
+        )
+    columns = RowColumns(
+        num_negatives, args.seed, _most_known(rows), arguments.mask_known_positives, bool(arguments.distillation_weight)
+    )
+    loss = InfoNceLoss(
+        model, arguments.temperature, max_chunk_tokens=arguments.max_chunk_tokens,
+        cache_gradients=arguments.cache_gradients, across_processes=arguments.across_processes,
+        distillation_weight=arguments.distillation_weight,
+    )  # fmt: skip
     numbered = rows.add_column("row", list(range(len(rows))))
     return SentenceTransformerTrainer(
         model=model,
         args=args,
         train_dataset=numbered.with_transform(columns),
-        loss=InfoNceLoss(model, temperature),
+        loss=loss,
         evaluator=evaluator,
         callbacks=[*([EpochCallback(columns)] if resample else []), *callbacks],
     )
@@ -124,11 +131,19 @@ class RowColumns:
     A draw depends on the seed, the epoch and the row alone, so a resumed run sees what an unbroken one sees.
     """
 
-    def __init__(self, num_negatives: int, seed: int, most_known: int, mask_known_positives: bool = True) -> None:
+    def __init__(
+        self,
+        num_negatives: int,
+        seed: int,
+        most_known: int,
+        mask_known_positives: bool = True,
+        with_scores: bool = False,
+    ) -> None:
         self.num_negatives = num_negatives
         self.seed = seed
         self.most_known = most_known
         self.mask_known_positives = mask_known_positives
+        self.with_scores = with_scores
         self.epoch = 0
 
     def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
@@ -136,24 +151,28 @@ class RowColumns:
         rows = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
         drawn = [self._draw(row) for row in rows]
         columns: dict[str, list[Any]] = {"query": [row["query"] for row in rows]}
-        columns["positive"] = [texts[0] for texts, _ in drawn]
+        columns["positive"] = [texts[0] for texts, *_ in drawn]
         for i in range(self.num_negatives):
-            columns[f"negative_{i + 1}"] = [texts[i + 1] for texts, _ in drawn]
-        if self.mask_known_positives:
+            columns[f"negative_{i + 1}"] = [texts[i + 1] for texts, *_ in drawn]
+        if self.mask_known_positives or self.with_scores:
             fill = [NO_KEY] * self.most_known
             columns["label"] = [
-                keys + (row["known"] + fill)[: self.most_known] for row, (_, keys) in zip(rows, drawn, strict=True)
+                [*keys, *((row["known"] if self.mask_known_positives else []) + fill)[: self.most_known], *scores]
+                for row, (_, keys, scores) in zip(rows, drawn, strict=True)
             ]
         return columns
 
-    def _draw(self, row: Mapping[str, Any]) -> tuple[list[str], list[int]]:
-        """One positive, then the negatives (repeated in turn when there are too few): texts and keys."""
+    def _draw(self, row: Mapping[str, Any]) -> tuple[list[str], list[int], list[float]]:
+        """One positive, then the negatives (repeated in turn when there are too few): texts, keys, teacher's scores."""
         random = np.random.default_rng([self.seed, self.epoch, row["row"]])
         chosen = int(random.integers(len(row["pos"])))
         order = random.permutation(len(row["neg"])).tolist()
         negatives = [order[i % len(order)] for i in range(self.num_negatives)]
         texts = [row["pos"][chosen], *(row["neg"][i] for i in negatives)]
-        return texts, [row["pos_keys"][chosen], *(row["neg_keys"][i] for i in negatives)]
+        keys = [row["pos_keys"][chosen], *(row["neg_keys"][i] for i in negatives)]
+        if not self.with_scores:
+            return texts, keys, []
+        return texts, keys, [row["pos_scores"][chosen], *(row["neg_scores"][i] for i in negatives)]
 
 
 class EpochCallback(TrainerCallback):  # type: ignore[misc]
@@ -167,37 +186,19 @@ class EpochCallback(TrainerCallback):  # type: ignore[misc]
         self.columns.epoch = int((state.epoch or 0) + 1e-6)
 
 
-def build_evaluator(
-    rows: Dataset, distractors: Dataset | None = None, batch_size: int = 32
-) -> InformationRetrievalEvaluator:
-    """Recall@k, MRR and nDCG of the rows' queries over all texts of the rows and of `distractors`.
+def add_adapter(model: SentenceTransformer, rank: int) -> None:
+    """Put a LoRA adapter on all linear layers of the encoder; `merge_adapter` makes it part of the weights."""
+    from peft import LoraConfig, get_peft_model
 
-    Recall is the mean share of a query's positives found, not the paper's strict Recall@N.
-    """
-    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="FEATURE_EXTRACTION")
+    model[0].model = get_peft_model(model[0].model, config)
 
-    queries: dict[str, str] = {}
-    relevant: dict[str, set[str]] = {}
-    corpus: dict[str, None] = {}
-    for row in rows:
-        queries[row["query"]] = row["query"]
-        relevant.setdefault(row["query"], set()).update(row["pos"])
-    for row in (row for part in (rows, distractors) if part is not None for row in part):
-        corpus.update(dict.fromkeys([*row["pos"], *row["neg"]]))
-    depths = [k for k in RECALL_AT if k <= len(corpus)]
-    return InformationRetrievalEvaluator(
-        queries=queries,
-        corpus={text: text for text in corpus},
-        relevant_docs=relevant,
-        name="retriever",
-        batch_size=batch_size,
-        accuracy_at_k=depths,
-        precision_recall_at_k=depths,
-        mrr_at_k=[depths[-1]],
-        ndcg_at_k=[depths[-1]],
-        map_at_k=[depths[-1]],
-        write_csv=False,
-    )
+
+def merge_adapter(model: SentenceTransformer) -> None:
+    """Merge the adapter of `add_adapter`, if there is one."""
+    encoder = model[0].model
+    if hasattr(encoder, "merge_and_unload"):
+        model[0].model = encoder.merge_and_unload()
 
 
 def mix_weights(model: SentenceTransformer, base: SentenceTransformer, base_weight: float) -> None:
@@ -259,7 +260,7 @@ def run_facts(
 ) -> dict[str, Any]:
     """What decides the trained weights; `base` is the identity of the base model."""
     facts = asdict(arguments)
-    for name in ("base_model", "train_file", "eval_file", "num_threads"):
+    for name in ("base_model", "train_file", "eval_file", "num_threads", "early_stopping_patience"):
         del facts[name]
     return {
         **facts,
@@ -307,7 +308,18 @@ def _checked_row(path: Path, number: int, value: Mapping[str, Any]) -> dict[str,
             raise UserError(f"{path}, line {number}: `{name}` must be a list of texts.")
     if not pos:
         raise UserError(f"{path}, line {number}: `pos` is empty; a row needs a positive.")
-    return {"query": query, "pos": pos, "neg": neg}
+    row = {"query": query, "pos": pos, "neg": neg}
+    for name, texts in (("pos_scores", pos), ("neg_scores", neg)):
+        if name in value:
+            scores = value[name]
+            if not isinstance(scores, list) or len(scores) != len(texts) or not all(map(_is_number, scores)):
+                raise UserError(f"{path}, line {number}: `{name}` must have a number for each of {len(texts)} texts.")
+            row[name] = [float(score) for score in scores]
+    return row
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _most_known(rows: Dataset) -> int:

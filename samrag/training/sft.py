@@ -321,7 +321,7 @@ def build_trainer(
         eval_dataset=evaluation.dataset if evaluation else None,
         processing_class=chat.processor,
         peft_config=lora_config(model, arguments) if arguments.tuning == "lora" else None,
-        callbacks=[GradientCheck(), *early_stopping(arguments, training)],
+        callbacks=[GradientCheck(), *early_stopping(arguments.early_stopping_patience, training)],
     )
     check_trainable(trainer.model, arguments)
     return trainer

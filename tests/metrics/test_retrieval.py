@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samrag.metrics.retrieval import mean_arn, mean_arn_answered, mean_documents_examined, recall_at_n
+from samrag.metrics.retrieval import (
+    mean_arn,
+    mean_arn_answered,
+    mean_documents_examined,
+    ndcg_at_k,
+    recall_at_k,
+    recall_at_n,
+    reciprocal_rank,
+)
 from samrag.schema import ExaminedDocument, ExitReason, Trace
 
 RANKINGS = st.permutations([f"d{i}" for i in range(8)])
@@ -73,3 +83,20 @@ def test_means_over_no_traces_are_refused() -> None:
     for mean in (mean_arn, mean_documents_examined):
         with pytest.raises(ValueError, match="no traces"):
             mean([])
+
+
+def test_graded_scores_have_their_closed_forms() -> None:
+    ranking = ["a", "b", "c", "d"]
+    assert recall_at_k(ranking, {"b", "d", "x"}, 4) == 2 / 3
+    assert recall_at_k(ranking, {"b"}, 1) == 0
+    assert reciprocal_rank(ranking, {"c", "d"}, 4) == 1 / 3
+    assert reciprocal_rank(ranking, {"c"}, 2) == 0
+    assert ndcg_at_k(ranking, {"a", "b"}, 4) == 1
+    assert ndcg_at_k(ranking, {"b"}, 4) == pytest.approx(1 / math.log2(3))
+    assert ndcg_at_k(["b", "b", "a"], {"b"}, 2) == 1
+    both = (1 + 1 / math.log2(4)) / (1 + 1 / math.log2(3))
+    assert ndcg_at_k(ranking, {"a", "c", "x"}, 2) == pytest.approx(1 / (1 + 1 / math.log2(3)))
+    assert ndcg_at_k(ranking, {"a", "c"}, 3) == pytest.approx(both)
+    for score in (recall_at_k, ndcg_at_k):
+        with pytest.raises(ValueError, match="at least one positive"):
+            score(ranking, set(), 3)

@@ -9,6 +9,9 @@ import torch
 
 from samrag.errors import UserError
 from samrag.retrieval.embedder import Embedder
+from samrag.training import flagembedding
+from samrag.training.callbacks import early_stopping
+from samrag.training.retrieval_evaluation import HeldOutEvaluator, comparison
 from samrag.training.retriever_arguments import RetrieverArguments
 
 retriever = pytest.importorskip("samrag.training.retriever")
@@ -57,7 +60,7 @@ def base(request, tmp_path_factory) -> Path:
     return folder / "base"
 
 
-def trainer_for(base: Path, output: Path, rows, **changes):
+def trainer_for(base: Path, output: Path, rows, options=None, evaluator=None, **changes):
     from sentence_transformers import SentenceTransformerTrainingArguments
 
     model = Embedder.load(base, query_instruction=INSTRUCTION, device="cpu").model
@@ -66,7 +69,8 @@ def trainer_for(base: Path, output: Path, rows, **changes):
         output_dir=str(output), per_device_train_batch_size=4, learning_rate=1e-3, use_cpu=True, report_to="none",
         disable_tqdm=True, seed=1, logging_strategy="no", **settings,
     )  # fmt: skip
-    return retriever.build_trainer(model, args, rows, num_negatives=2, temperature=0.05)
+    arguments = RetrieverArguments("x", "x", num_negatives=2, temperature=0.05, **(options or {}))
+    return retriever.build_trainer(model, args, rows, arguments, evaluator=evaluator)
 
 
 def test_rows_of_a_plain_file_know_the_positives_of_their_query(tmp_path):
@@ -193,11 +197,141 @@ def test_a_folder_is_never_resumed_as_another_run(tmp_path):
 def test_the_evaluator_finds_positives_among_all_texts(base, tmp_path):
     rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(16)))
     embedder = Embedder.load(base, device="cpu")
-    metrics = retriever.build_evaluator(rows)(embedder.model)
+    evaluator = HeldOutEvaluator(rows)
+    metrics = evaluator(embedder.model)
     documents = [row[0] for row in rows["pos"]]
+    assert sorted(evaluator.corpus) == sorted(documents)
     scores = embedder.encode_queries(rows["query"]) @ embedder.encode_documents(documents).T
-    recall = np.mean(scores.argmax(axis=1) == np.arange(len(rows)))
-    assert metrics["retriever_cosine_recall@1"] == pytest.approx(recall)
+    hits = scores.argmax(axis=1) == np.arange(len(rows))
+    assert metrics["strict_recall@1"] == metrics["recall@1"] == pytest.approx(np.mean(hits))
+    places = 1 + (scores > np.diagonal(scores)[:, None]).sum(axis=1)
+    assert metrics["mrr@10"] == pytest.approx(np.mean([1 / p if p <= 10 else 0 for p in places]), abs=1e-6)
+    assert evaluator.primary_metric == "strict_recall@5"
+
+
+def test_before_and_after_are_compared_query_by_query():
+    before = {"strict_recall@5": [0.0] * 30 + [1.0] * 10}
+    text = comparison(before, {"strict_recall@5": [1.0] * 40}, num_texts=99)
+    assert "40 held-out queries, 99 texts" in text
+    assert "| strict_recall@5 | 0.250 | 1.000 | +0.750 [" in text
+    assert comparison(before, before, 99).endswith("| +0.000 [+0.000, +0.000] | 1.0000 |\n")
+
+
+@pytest.mark.training
+@pytest.mark.parametrize(
+    "options", [{"cache_gradients": True}, {"max_chunk_tokens": 20}, {"cache_gradients": True, "max_chunk_tokens": 9}]
+)
+def test_chunks_and_cached_gradients_change_no_gradient(base, tmp_path, options):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(8)))
+    found = []
+    for given in ({}, options):
+        trainer = trainer_for(base, tmp_path / "out", rows, given)
+        for module in trainer.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        batch = next(iter(trainer.get_train_dataloader()))
+        features, labels = trainer.collect_features(batch)
+        loss = trainer.loss(features, labels)
+        loss.backward()
+        found.append((loss.detach(), [p.grad.clone() for p in trainer.model.parameters() if p.grad is not None]))
+    (loss, gradients), (other_loss, other_gradients) = found
+    torch.testing.assert_close(loss, other_loss)
+    assert len(gradients) == len(other_gradients) > 20
+    for one, other in zip(gradients, other_gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.training
+def test_dropout_is_the_same_when_activations_are_computed_again(base, tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(8)))
+    whole = trainer_for(base, tmp_path / "a", rows, {"max_chunk_tokens": 20})
+    whole.train()
+    cached = trainer_for(base, tmp_path / "b", rows, {"max_chunk_tokens": 20, "cache_gradients": True})
+    cached.train()
+    for (name, one), other in zip(whole.model.state_dict().items(), cached.model.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4, msg=name)
+
+
+@pytest.mark.training
+def test_an_adapter_is_merged_into_the_saved_model(base, tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(8)))
+    model = Embedder.load(base, query_instruction=INSTRUCTION, device="cpu").model
+    names = list(model.state_dict())
+    retriever.add_adapter(model, 4)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert trained and all("lora_" in name for name, p in model.named_parameters() if p.requires_grad)
+    for parameter in trained:
+        parameter.data.add_(0.02)
+    model.eval()
+    wanted = Embedder(model, base).encode_queries(rows["query"])
+    retriever.merge_adapter(model)
+    assert list(model.state_dict()) == names
+    np.testing.assert_allclose(Embedder(model, base).encode_queries(rows["query"]), wanted, atol=1e-5)
+    retriever.save_model(model, tmp_path / "saved", None, rows["query"][:4])
+
+
+@pytest.mark.training
+def test_a_teachers_scores_pull_towards_its_order(base, tmp_path):
+    made = [{**row, "pos_scores": [1.0], "neg_scores": [0.0] * len(row["neg"])} for row in rows_of(8)]
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", made))
+    loss = trainer_for(base, tmp_path / "out", rows, {"distillation_weight": 1.0}).train().training_loss
+    assert loss > trainer_for(base, tmp_path / "out", rows).train().training_loss
+    without = retriever.load_rows(write_rows(tmp_path / "plain.jsonl", rows_of(8)))
+    with pytest.raises(UserError, match="distillation_weight needs rows with pos_scores"):
+        trainer_for(base, tmp_path / "out", without, {"distillation_weight": 1.0})
+
+
+@pytest.mark.parametrize("scores", [[1.0], ["a", "b"], [float("nan"), 1.0], "x"])
+def test_scores_that_do_not_match_the_texts_are_refused(tmp_path, scores):
+    path = write_rows(tmp_path / "rows.jsonl", [{"query": "q", "pos": ["a"], "neg": ["b", "c"], "neg_scores": scores}])
+    with pytest.raises(UserError, match="line 1: `neg_scores` must have a number for each of 2 texts"):
+        retriever.load_rows(path)
+
+
+@pytest.mark.training
+def test_the_best_checkpoint_and_an_early_stop_follow_strict_recall(base, tmp_path):
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(16)))
+    trainer = trainer_for(
+        base, tmp_path / "out", rows, evaluator=HeldOutEvaluator(rows), num_train_epochs=40, eval_strategy="epoch",
+        save_strategy="epoch", save_total_limit=1, load_best_model_at_end=True,
+        metric_for_best_model="eval_strict_recall@1",
+    )  # fmt: skip
+    trainer.add_callback(early_stopping(2, trainer.args)[0])
+    trainer.train()
+    history = [entry["eval_strict_recall@1"] for entry in trainer.state.log_history if "eval_strict_recall@1" in entry]
+    assert len(history) < 40
+    assert max(history) == history[-3] == trainer.state.best_metric
+    assert HeldOutEvaluator(rows)(trainer.model)["strict_recall@1"] == max(history)
+
+
+@pytest.mark.training
+def test_flagembeddings_own_trainer_learns_from_the_same_file(base, tmp_path):
+    from sentence_transformers import SentenceTransformerTrainingArguments
+
+    flag = pytest.importorskip("FlagEmbedding")
+    rows = retriever.load_rows(write_rows(tmp_path / "rows.jsonl", rows_of(16)))
+    embedder = Embedder.load(base, query_instruction=INSTRUCTION, device="cpu")
+    evaluator = HeldOutEvaluator(rows)
+    before = evaluator(embedder.model)["mrr@10"]
+    settings = SentenceTransformerTrainingArguments(
+        output_dir=str(tmp_path / "out"), num_train_epochs=40, per_device_train_batch_size=8, learning_rate=1e-3,
+        use_cpu=True, report_to="none", disable_tqdm=True, logging_strategy="no",
+    )  # fmt: skip
+    arguments = RetrieverArguments("x", "x", num_negatives=7, temperature=0.1, max_length=48, trainer="flagembedding")
+    metrics = flagembedding.train(embedder, rows, arguments, settings)
+    assert metrics["train_loss"] > 0
+    retriever.save_model(embedder.model, tmp_path / "saved", None, rows["query"][:4])
+    tuned = Embedder.load(tmp_path / "saved", device="cpu")
+    assert (tuned.pooling, tuned.query_instruction) == (embedder.pooling, INSTRUCTION)
+    assert evaluator(tuned.model)["mrr@10"] > before
+    theirs = flag.FlagModel(
+        str(tmp_path / "out" / "flagembedding"), pooling_method=embedder.pooling,
+        query_instruction_for_retrieval=INSTRUCTION, use_fp16=False, devices="cpu",
+    )  # fmt: skip
+    same = (theirs.encode_queries(rows["query"][:]) * tuned.encode_queries(rows["query"][:])).sum(axis=1)
+    assert same.min() >= 0.9999
+    with pytest.raises(UserError, match="lora_r is an option of trainer: samrag"):
+        flagembedding.train(embedder, rows, RetrieverArguments("x", "x", lora_r=4), settings)
 
 
 def test_mixing_back_the_base_is_linear(base):
@@ -218,6 +352,9 @@ def test_mixing_back_the_base_is_linear(base):
         {"base_weight": 1.0},
         {"num_negatives": -1},
         {"one_row_per_negative": True},
+        {"max_chunk_tokens": 0},
+        {"distillation_weight": -1.0},
+        {"early_stopping_patience": 0},
     ],
 )
 def test_impossible_arguments_are_refused_by_name(wrong):
