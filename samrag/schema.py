@@ -17,6 +17,13 @@ class Modality(StrEnum):
     IMAGE = "image"
 
 
+class Language(StrEnum):
+    """A language that answers are written and scored in."""
+
+    EN = "en"
+    ZH = "zh"
+
+
 class Verdict(StrEnum):
     """Outcome of a verification (SAM-RAG, Table 1). PARTIAL exists for is_sup only."""
 
