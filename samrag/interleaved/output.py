@@ -131,7 +131,7 @@ def _mend_escapes(text: str) -> str:
             meant = after not in ('"', "\\", "/") and not (after[0] == "u" and len(after) == 5 and after[1:].isalnum())
         return f"\\\\{after}" if meant else match[0]
 
-    return _ESCAPE.sub(mended, text)
+    return _ESCAPE.sub(mended, text) if "\\" in text else text
 
 
 def _loose_value(text: str, key: str) -> str | None:

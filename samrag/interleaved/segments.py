@@ -131,7 +131,8 @@ def _add_text(segments: list[Segment], text: str, problems: list[str]) -> None:
     """Add text to the segments, joined to text before it."""
     if not text:
         return
-    problems += [f"{text[m.start() : m.start() + 40]!r}: looks like a reference" for m in _STRAY.finditer(text)]
+    if "#" in text or "![" in text:
+        problems += [f"{text[m.start() : m.start() + 40]!r}: looks like a reference" for m in _STRAY.finditer(text)]
     if segments and isinstance(segments[-1], Text):
         segments[-1] = Text(segments[-1].text + text)
     else:

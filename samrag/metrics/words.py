@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING
 
 from samrag.errors import UserError
 from samrag.schema import Language
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _RUN = re.compile(r"[a-zA-Z0-9]+(?:\.[0-9]+)?%?|[#&+._%-]+|\S")
 _HAN = re.compile("[\u4e00-\u9fd5]")
@@ -35,25 +31,31 @@ def packaged_stop_words() -> frozenset[str]:
     return frozenset(source.read_text(encoding="utf-8").splitlines())
 
 
-def words(text: str, language: Language) -> Sequence[str]:
+def words(text: str, language: Language) -> list[str]:
     """Cut a text into words and signs, blanks left out.
 
     Raises:
         UserError: Chinese is to be cut and `rjieba` is not installed.
     """
+    return [part for piece in _cut(text, language) for part in _divided(piece)]
+
+
+def _cut(text: str, language: Language) -> Sequence[str]:
+    """A text's words, and in Chinese its blanks and whole runs of Latin letters."""
     if language is Language.EN:
         return _RUN.findall(text)
     try:
         import rjieba
     except ImportError as error:
         raise UserError("Chinese text needs rjieba; install samrag with its extra: pip install samrag[zh].") from error
-    cut: list[str] = []
-    for word in rjieba.cut(text):
-        if len(word) == 1 or _HAN.search(word) or word in _WHOLE:
-            cut.append(word)
-        else:
-            cut += _RUN.findall(word)
-    return [word for word in cut if not word.isspace()]
+    return list(rjieba.cut(text))
+
+
+def _divided(piece: str) -> list[str]:
+    """The words of a run of Latin letters, as jieba has them; what is a word of the dictionary stays."""
+    if "\u4e00" <= piece[0] <= "\u9fd5" or piece in _WHOLE or _HAN.search(piece):
+        return [piece]
+    return _RUN.findall(piece)
 
 
 def counted_words(text: str, language: Language, stop_words: Collection[str] | None = None) -> frozenset[str]:
@@ -68,5 +70,6 @@ def counted_words(text: str, language: Language, stop_words: Collection[str] | N
         UserError: Chinese is to be cut and `rjieba` is not installed.
     """
     stop_words = packaged_stop_words() if stop_words is None else stop_words
-    kept = (word for word in words(text, language) if word not in stop_words)
-    return frozenset(part for word in kept for part in word.split(".") if part)
+    distinct = {part for piece in set(_cut(text, language)) for part in _divided(piece)}.difference(stop_words)
+    dotted = {word for word in distinct if "." in word}
+    return frozenset((distinct - dotted).union(*(filter(None, word.split(".")) for word in dotted)))
