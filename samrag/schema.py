@@ -97,6 +97,33 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class InterleavedQuestion:
+    """One question whose answer is text with images, and the documents it was retrieved with."""
+
+    question_id: str
+    question: str
+    documents: tuple[Document, ...]
+    """In order, each text before its images. Texts are numbered from 1, and so are the images, over all documents."""
+    reference: str
+    """Gold answer: Markdown with `![alt](IMG#k)` and `<sup>[n](DOC#n)</sup>`."""
+    topic: str
+    question_type: str
+    """what-is, how-to, yes-or-no or head-to-head, where the data set tells."""
+    split: str
+    language: Language
+
+    @property
+    def texts(self) -> tuple[Document, ...]:
+        """The texts, as citations number them."""
+        return tuple(document for document in self.documents if document.modality is Modality.TEXT)
+
+    @property
+    def images(self) -> tuple[Document, ...]:
+        """The candidate images, as references number them."""
+        return tuple(document for document in self.documents if document.modality is Modality.IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What answering cost. Calls answered from a store count as calls, and as cached calls."""
 
