@@ -104,13 +104,13 @@ class InterleavedQuestion:
     question: str
     documents: tuple[Document, ...]
     """In order, each text before its images. Texts are numbered from 1, and so are the images, over all documents."""
-    reference: str
-    """Gold answer: Markdown with `![alt](IMG#k)` and `<sup>[n](DOC#n)</sup>`."""
-    topic: str
-    question_type: str
-    """what-is, how-to, yes-or-no or head-to-head, where the data set tells."""
-    split: str
     language: Language
+    reference: str = ""
+    """Gold answer: Markdown with `![alt](IMG#k)` and `<sup>[n](DOC#n)</sup>`; empty without gold, as all below."""
+    topic: str = ""
+    question_type: str = ""
+    """what-is, how-to, yes-or-no or head-to-head, where the data set tells."""
+    split: str = ""
 
     @property
     def texts(self) -> tuple[Document, ...]:
@@ -190,6 +190,29 @@ class Trace:
     """The final context C: what ARN counts."""
     documents: tuple[ExaminedDocument, ...] = ()
     drafts: tuple[Draft, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedTrace:
+    """Everything a program did for one question that is answered with text and images."""
+
+    question_id: str
+    method: str
+    markdown: str
+    """The final answer, its references checked; empty when the program abstained."""
+    exit_reason: ExitReason
+    texts: tuple[str, ...]
+    """Ids of the texts that were retrieved, in the order that DOC#n counts them, kept or not."""
+    images: tuple[str, ...]
+    """Ids of the images that were retrieved, in the order that IMG#k counts them, kept or not."""
+    context_ids: tuple[str, ...]
+    """The documents the answer was written from."""
+    problems: tuple[str, ...] = ()
+    """References that were flagged or dropped: of the draft that is the answer, or of the last one when none is."""
+    documents: tuple[ExaminedDocument, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+    """Each draft's one answer is its Markdown."""
     usage: Usage = field(default_factory=Usage)
 
 

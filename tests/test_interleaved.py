@@ -140,7 +140,7 @@ def test_no_output_raises_and_the_words_of_a_text_without_an_answer_stay(written
 
 
 def test_an_answer_is_split_into_text_images_and_citations() -> None:
-    assert structure(ANSWER, num_images=2, num_documents=1).segments == (
+    assert structure(ANSWER, images=2, documents=1).segments == (
         Text('First a "mould".\n\n'),
         ImageReference(2, "the mould", "![the mould](IMG#2)"),
         Text("\n\nThen sand."),
@@ -191,6 +191,11 @@ def test_a_reference_counts_once() -> None:
 def test_a_reference_whose_meaning_is_plain_is_read(reference: str) -> None:
     answer = structure(reference, 2)
     assert (answer.images, answer.problems) == ((2,), ())
+
+
+def test_numbers_with_gaps_are_checked_one_by_one() -> None:
+    answer = structure("![a](IMG#1)![b](IMG#2)<sup>[3](DOC#3)</sup><sup>[1](DOC#1)</sup>", {2, 5}, {3})
+    assert (answer.images, answer.citations) == ((2,), (3,))
 
 
 @pytest.mark.parametrize("text", ["see IMG#1", "![cut](IMG#", "[1](DOC#1)", "<sup>[1](DOC#1)", "![a] (IMG#1)"])
@@ -297,7 +302,7 @@ def test_no_text_of_a_model_becomes_markup_or_an_address(text: str) -> None:
 
 def test_a_flagged_reference_is_shown_as_written_with_its_problem() -> None:
     page = to_html(structure("a ![x](IMG#9) b", 1), {})
-    assert '<span class="bad" title="there is no such number among 1 to 1">![x](IMG#9)</span>' in page
+    assert '<span class="bad" title="there is no IMG#9">![x](IMG#9)</span>' in page
     assert "image 1 could not be read" in to_html(structure("![x](IMG#1)", 1), {})
 
 
@@ -324,7 +329,7 @@ def test_json_segments() -> None:
             "type": "image",
             "index": 5,
             "alt": "y",
-            "problem": "there is no such number among 1 to 1",
+            "problem": "there is no IMG#5",
             "source": "![y](IMG#5)",
         },
         {"type": "citation", "index": 2, "label": "1"},

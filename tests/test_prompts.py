@@ -10,7 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samrag.calls import JUDGEMENTS, Answer, Call, CallKind, Caption, Judgement, Passage
+from samrag.calls import (
+    INTERLEAVED_KINDS,
+    JUDGEMENTS,
+    SAM_RAG_KINDS,
+    Answer,
+    Call,
+    CallKind,
+    Caption,
+    Composition,
+    Judgement,
+    Passage,
+)
+from samrag.interleaved import CATEGORIES, structure
 from samrag.prompts import PromptStyle, render, template_hash
 from samrag.prompts.render import IMAGE_MARK, fence, worked_examples
 from samrag.replies import parse
@@ -24,6 +36,8 @@ SHOWS = {
     CallKind.ANSWER: {"document", "question", "critique"},
     CallKind.IS_USE: {"document", "question", "answer"},
     CallKind.IS_SUP: {"document", "question", "answer"},
+    CallKind.INTERLEAVED_EN: {"document", "question", "critique"},
+    CallKind.INTERLEAVED_ZH: {"document", "question", "critique"},
 }
 """The fences of each kind's body."""
 SLOTS = {
@@ -41,6 +55,7 @@ MARKS = {
     "critique": "CRITIQUE",
 }
 STYLES = list(PromptStyle)
+INTERLEAVED = tuple(INTERLEAVED_KINDS.values())
 
 
 def filled(kind: CallKind, **changes: object) -> Call:
@@ -67,12 +82,16 @@ def test_the_instruction_is_static_and_names_the_contract(kind: CallKind, style:
     instruction = render(filled(kind), style).instruction
     assert instruction == render(Call(kind), style).instruction
     assert not any(mark in instruction for mark in MARKS.values())
+    assert ("not stated" in instruction) == (kind in (CallKind.ANSWER, *INTERLEAVED))
+    if kind in INTERLEAVED:
+        assert all(part in instruction for part in ('"reason"', '"category"', '"answer"', "(IMG#k)", "(DOC#n)"))
+        assert style is PromptStyle.STUDENT or all(f'"{category}"' in instruction for category in CATEGORIES)
+        return
     assert '"Response"' in instruction
     assert ('"Reasoning"' in instruction) == (kind not in (CallKind.CAPTION_RAW, CallKind.CAPTION_QUERY))
     for verdict in JUDGEMENTS.get(kind, ()):
         assert f'"{verdict}"' in instruction
     assert ('"Partial"' in instruction) == (kind is CallKind.IS_SUP)
-    assert ("not stated" in instruction) == (kind is CallKind.ANSWER)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -167,14 +186,43 @@ def test_a_changed_template_changes_the_hash_of_its_style_alone(
     assert {each for each in PromptStyle if after[each] != before[each]} == {style}
 
 
-def test_the_worked_examples_are_part_of_the_teachers_hash(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {each: template_hash(each) for each in PromptStyle}
+@pytest.mark.parametrize("kind", [CallKind.ANSWER, CallKind.INTERLEAVED_EN])
+def test_the_worked_examples_are_part_of_the_teachers_hash(kind: CallKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {each: template_hash(each, kind) for each in PromptStyle}
     monkeypatch.setattr(RENDERER, "worked_examples", lambda kind: ())
-    after = {each: template_hash.__wrapped__(each) for each in PromptStyle}
+    after = {each: template_hash.__wrapped__(each, kind) for each in PromptStyle}
     assert {each for each in PromptStyle if after[each] != before[each]} == {PromptStyle.TEACHER}
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize(
+    ("edited", "families"),
+    [
+        ("interleaved/{}/interleaved_zh.jinja", {"interleaved"}),
+        ("{}/is_sup.jinja", {"sam_rag"}),
+        ("{}/_parts.jinja", {"interleaved", "sam_rag"}),
+    ],
+)
+@pytest.mark.parametrize("style", STYLES)
+def test_the_two_families_of_kinds_have_a_hash_each(
+    edited: str, families: set[str], style: PromptStyle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a change to interleaved prompts leaves tuned adapters and stored replies of SAM-RAG valid."""
+    kinds = {"sam_rag": SAM_RAG_KINDS, "interleaved": INTERLEAVED}
+    before = {family: {template_hash(style, kind) for kind in members} for family, members in kinds.items()}
+    loader = RENDERER._environment().loader
+    original = loader.get_source
+
+    def changed(environment: object, name: str) -> tuple[str, object, object]:
+        source, *rest = original(environment, name)
+        return (source + " " if name == edited.format(style) else source, *rest)
+
+    monkeypatch.setattr(loader, "get_source", changed)
+    after = {f: {template_hash.__wrapped__(style, kind) for kind in members} for f, members in kinds.items()}
+    assert {len(hashes) for hashes in (*before.values(), *after.values())} == {1}
+    assert {family for family in kinds if before[family] != after[family]} == families
+
+
+@pytest.mark.parametrize("kind", [kind for kind in CallKind if kind is not CallKind.INTERLEAVED_ZH])
 def test_a_students_instruction_is_a_third_of_the_teachers_at_most(kind: CallKind) -> None:
     words = {style: len(render(Call(kind), style).instruction.split()) for style in PromptStyle}
     assert words[PromptStyle.STUDENT] <= words[PromptStyle.TEACHER] / 3
@@ -188,6 +236,7 @@ def test_every_worked_example_is_a_reply_of_its_kind_to_a_call_of_its_kind(kind:
     examples = worked_examples(kind)
     replies = [parse(kind, example.reply) for example in examples]
     wanted = Judgement if kind in JUDGEMENTS else Answer if kind is CallKind.ANSWER else Caption
+    wanted = Composition if kind in INTERLEAVED else wanted
     assert examples
     assert all(isinstance(reply, wanted) for reply in replies)
     for example, reply in zip(examples, replies, strict=True):
@@ -203,6 +252,21 @@ def test_every_worked_example_is_a_reply_of_its_kind_to_a_call_of_its_kind(kind:
         assert {reply.verdict for reply in replies if isinstance(reply, Judgement)} == set(JUDGEMENTS[kind])
     if kind is CallKind.ANSWER:
         assert {min(len(reply.values), 2) for reply in replies if isinstance(reply, Answer)} == {0, 1, 2}
+    if kind in INTERLEAVED:
+        assert {bool(reply.markdown) for reply in replies if isinstance(reply, Composition)} == {False, True}
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED)
+def test_worked_examples_refer_to_what_they_show_and_leave_a_picture_out(kind: CallKind) -> None:
+    for example in worked_examples(kind):
+        reply = parse(kind, example.reply)
+        assert isinstance(reply, Composition)
+        assert reply.category in CATEGORIES
+        labels = [passage.title.split()[0] for passage in example.call.passages]
+        images, texts = ({int(i[4:]) for i in labels if i.startswith(prefix)} for prefix in ("IMG#", "DOC#"))
+        answer = structure(reply.markdown, images, texts)
+        assert answer.problems == ()
+        assert not reply.markdown or (set(answer.images) < images and answer.citations)
 
 
 @pytest.mark.parametrize("kind", CallKind)

@@ -132,7 +132,7 @@ def _question(line: _QuestionLine, language: Language, where: str) -> Interleave
             raise BadItemError(f"{where}, gold answer", f"{segment.source} shows none of its {num_images} images")
     topic, question_type = line.category
     return InterleavedQuestion(
-        line.id, line.query.strip(), tuple(documents), line.reference, topic, question_type, line.split, language
+        line.id, line.query.strip(), tuple(documents), language, line.reference, topic, question_type, line.split
     )
 
 

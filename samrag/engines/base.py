@@ -135,7 +135,9 @@ class Engine:
 
     def request(self, call: Call) -> Request:
         """Render a call."""
-        return Request(call.kind, render(call, self.style), call.sampling, call.sample_index, template_hash(self.style))
+        return Request(
+            call.kind, render(call, self.style), call.sampling, call.sample_index, template_hash(self.style, call.kind)
+        )
 
     def key(self, call: Call) -> str:
         """Key of the call's reply in the store behind this engine; of the last one, where there were second tries.

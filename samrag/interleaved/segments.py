@@ -10,7 +10,7 @@ Left out: links that are no citations, which stay in the text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -92,19 +92,23 @@ class InterleavedAnswer:
 
 
 def structure(
-    markdown: str, num_images: int, num_documents: int | None = None, policy: BadReference = BadReference.FLAG
+    markdown: str,
+    images: int | Collection[int],
+    documents: int | Collection[int] | None = None,
+    policy: BadReference = BadReference.FLAG,
 ) -> InterleavedAnswer:
     """Split an answer into segments and check its references.
 
-    An image must be one of 1..`num_images` and may come once, a citation likewise: RAG-IGBench's contract. With `FLAG`
+    An image must be one of the candidates and may come once, a citation likewise: RAG-IGBench's contract. With `FLAG`
     the sources of all segments, one after the other, are the Markdown again.
 
     Args:
         markdown: the answer.
-        num_images: number of candidate images.
-        num_documents: number of documents; None leaves citations unchecked.
+        images: numbers of the candidate images; n stands for 1 to n.
+        documents: numbers of the documents, likewise; None takes a citation of any number.
         policy: what becomes of a bad reference.
     """
+    shown, cited = _numbers(images), None if documents is None else _numbers(documents)
     segments: list[Segment] = []
     problems: list[str] = []
     seen: dict[str, set[int]] = {"IMG": set(), "DOC": set()}
@@ -114,10 +118,10 @@ def structure(
         place = match.end()
         reference: ImageReference | Citation
         if match["image"] is not None:
-            index, problem = _checked(match[3], "IMG", num_images, seen["IMG"])
+            index, problem = _checked(match[3], "IMG", shown, seen["IMG"])
             reference = ImageReference(index, match[2], match[0], problem)
         else:
-            index, problem = _checked(match[6], "DOC", num_documents, seen["DOC"])
+            index, problem = _checked(match[6], "DOC", cited, seen["DOC"])
             reference = Citation(index, match[5], match[0], problem)
         if problem:
             problems.append(f"{match[0]}: {problem}")
@@ -139,14 +143,19 @@ def _add_text(segments: list[Segment], text: str, problems: list[str]) -> None:
         segments.append(Text(text))
 
 
-def _checked(target: str, prefix: str, count: int | None, seen: set[int]) -> tuple[int, str]:
+def _numbers(numbers: int | Collection[int]) -> Collection[int]:
+    """The numbers that exist."""
+    return range(1, numbers + 1) if isinstance(numbers, int) else numbers
+
+
+def _checked(target: str, prefix: str, known: Collection[int] | None, seen: set[int]) -> tuple[int, str]:
     """The number that a link target names, and what is wrong with it."""
     match = re.fullmatch(rf"\s*{prefix}\s*#\s*([0-9]+)\s*", target, re.IGNORECASE)
     if match is None:
         return 0, f"its target is not {prefix}#<number>"
     index = int(match[1]) if len(match[1]) <= _MAX_DIGITS else 0
-    if index < 1 or (count is not None and index > count):
-        return index, "there is no such number" + (f" among 1 to {count}" if count else "")
+    if index < 1 or (known is not None and index not in known):
+        return index, f"there is no {prefix}#{index}" if index else "there is no such number"
     if index in seen:
         return index, "it comes again"
     seen.add(index)

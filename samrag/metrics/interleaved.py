@@ -271,7 +271,7 @@ def read_answer(markdown: str, mode: Mode = Mode.PAPER) -> AnswerReading:
         return _read_released(markdown)
     text = ""
     places: list[tuple[int, int]] = []
-    for segment in structure(markdown, num_images=0).segments:
+    for segment in structure(markdown, images=0).segments:
         if isinstance(segment, Text):
             text += segment.text
         elif isinstance(segment, ImageReference):
