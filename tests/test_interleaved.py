@@ -39,9 +39,7 @@ def contract(answer: str, **more: str) -> str:
 
 @pytest.mark.parametrize("indent", [None, 2])
 @pytest.mark.parametrize("separators", [None, (",", ":"), (" , ", " : ")])
-@pytest.mark.parametrize(
-    "wrap", ["{}", "```json\n{}\n```", "```\n{}\n```", "Here it is:\n\n{}\n\nDone.", "\ufeff {} \n"]
-)
+@pytest.mark.parametrize("wrap", ["{}", "```json\n{}\n```", "```\n{}\n```", "\ufeff {} \n"])
 def test_the_contract_is_read_however_it_is_laid_out(
     indent: int | None, separators: tuple[str, str] | None, wrap: str
 ) -> None:
@@ -94,7 +92,10 @@ def test_any_answer_without_commands_of_mathematics_survives_the_contract(
         ('{"answer": ["one", "two"]}', "one\ntwo", Form.REPAIRED),
         ('{"answer": 42}', "42", Form.REPAIRED),
         ('{"Answer": "capital"}', "capital", Form.JSON),
-        ('{"note": "x"} {"answer": "second object"}', "second object", Form.JSON),
+        ('{"note": "x"} {"answer": "second object"}', "second object", Form.REPAIRED),
+        ("Here it is:\n" + contract("a") + "\nDone. ![x](IMG#3)", "a", Form.REPAIRED),
+        ("Here it is:\n" + contract('a "b" c') + "\nDone.", 'a "b" c', Form.REPAIRED),
+        ('{"answer": "a", "images": [1, 2]}', "a", Form.REPAIRED),
         ('{"answer": "lone \\ud800 half"}', "lone \ufffd half", Form.REPAIRED),
         ('<think>perhaps {"answer": "no"}</think>{"answer": "yes"}', "yes", Form.JSON),
         ('{"reason": "not {"answer": "x"} yet", "answer": "y"}', "y", Form.REPAIRED),
@@ -112,6 +113,16 @@ def test_no_answer_is_said_to_be_none(written: str) -> None:
     output = read_output(written)
     assert output.markdown == ""
     assert "the answer is empty" in output.problems
+
+
+def test_what_is_left_out_of_an_output_is_named() -> None:
+    whole = read_output("Here it is:\n" + contract("a", images="IMG#3") + "\nDone.")
+    assert whole.problems == (
+        r"text outside the object is left out: 'Here it is:\n\nDone.'",
+        "keys that are not the contract's are left out: 'images'",
+    )
+    broken = read_output("Here it is:\n" + contract('a "b" c') + "\nDone.")
+    assert r"text outside the object is left out: 'Here it is:\n\nDone.'" in broken.problems
 
 
 def test_what_stands_before_the_answer_is_kept() -> None:

@@ -2,7 +2,7 @@
 
 The contract is RAG-IGBench's JSON object (`reason`, `category`, `answer`; appendix of arXiv 2512.05119). It is tried
 first, a repair of it second; what has no object with an answer is the answer itself. Nothing here raises, and whatever
-had to be mended is named.
+had to be mended or left out is named.
 
 Left out: several objects with an answer in one output (the first whole one counts), and keys under other names.
 """
@@ -37,7 +37,7 @@ class ModelOutput:
     reason: str = ""
     category: str = ""
     problems: tuple[str, ...] = ()
-    """What had to be mended or guessed; empty when the contract was kept."""
+    """What had to be mended, guessed or left out; empty when the contract was kept."""
 
 
 KEYS = ("reason", "category", "answer")
@@ -89,20 +89,27 @@ def _read_object(text: str) -> tuple[dict[str, Any] | None, list[str]]:
     """The contract's object and what was mended in it; None when there is no object with an answer."""
     mended = _mend_escapes(text)
     problems = ["backslashes that JSON does not know, or would garble"] if mended != text else []
-    found = _decoded(mended, strict=True)
-    if found is None and (found := _decoded(mended, strict=False)) is not None:
+    decoded = _decoded(mended, strict=True)
+    if decoded is None and (decoded := _decoded(mended, strict=False)) is not None:
         problems.append("control characters inside a string")
-    if found is None and (answer := _loose_value(mended, "answer")) is not None:
-        rest = {key: _loose_value(mended, key) for key in KEYS[:-1]}
-        found = {**rest, "answer": answer}
+    if decoded is None and (decoded := _loose(mended)) is not None:
         problems.append("quotes or brackets that do not match, or a cut end")
-    if found is None:
+    if decoded is None:
         return None, ["an object without an answer: the whole text stands for it"] if _OPENING.match(text) else []
+    found, outside = decoded
+    if outside.strip("` \n\r\t"):
+        problems.append(f"text outside the object is left out: {outside.strip()[:80]!r}")
+    unknown = [key for key in found if key not in KEYS]
+    if unknown:
+        problems.append(f"keys that are not the contract's are left out: {', '.join(map(repr, unknown))[:80]}")
     return found, problems
 
 
-def _decoded(text: str, strict: bool) -> dict[str, Any] | None:
-    """The first JSON object with an answer, its keys in lower case; what stands in a broken object is never read."""
+def _decoded(text: str, strict: bool) -> tuple[dict[str, Any], str] | None:
+    """The first JSON object with an answer, its keys in lower case, and the text around it.
+
+    What stands in a broken object is never read.
+    """
     decoder = json.JSONDecoder(strict=strict)
     place = 0
     while opening := _OPENING.search(text, place):
@@ -112,8 +119,18 @@ def _decoded(text: str, strict: bool) -> dict[str, Any] | None:
             return None
         lowered = {key.lower(): item for key, item in value.items()}
         if "answer" in lowered:
-            return lowered
+            return lowered, text[: opening.start()] + text[place:]
     return None
+
+
+def _loose(text: str) -> tuple[dict[str, Any], str] | None:
+    """What the strings of a broken object say, and the text around it; None without an answer."""
+    found = {key: value for key in KEYS if (value := _loose_value(text, key)) is not None}
+    if "answer" not in found:
+        return None
+    opening = _OPENING.search(text)
+    closings = list(_CLOSING.finditer(text))
+    return found, text[: opening.start() if opening else 0] + (text[closings[-1].end() :] if closings else "")
 
 
 def _mend_escapes(text: str) -> str:
