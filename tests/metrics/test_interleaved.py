@@ -177,6 +177,10 @@ def test_rouge_1_of_the_published_package(
         assert rouge1(candidate, reference, language, mode) == pytest.approx(f1, abs=1e-6)
 
 
+def test_the_latin_words_of_the_dictionary_are_found_inside_other_runs() -> None:
+    assert words("DOC#1 aAT&Tb c++c+", Language.EN) == ["DO", "C#", "1", "a", "AT&T", "b", "c++", "c", "+"]
+
+
 def test_the_stop_words_can_be_others() -> None:
     pytest.importorskip("rjieba")
     text = "\u8eab\u9ad8 3.5 \u7c73", "\u8eab\u9ad8 3 \u7c73"
