@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from collections.abc import Callable
 from itertools import combinations
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samrag.errors import UserError
 from samrag.metrics.interleaved import (
     ImageSetScore,
     Mode,
@@ -175,6 +177,12 @@ def test_rouge_1_of_the_published_package(
         pytest.importorskip("rjieba")
     if candidate.isascii() or language is Language.ZH:
         assert rouge1(candidate, reference, language, mode) == pytest.approx(f1, abs=1e-6)
+
+
+def test_chinese_without_its_cutter_is_an_error_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rjieba", None)
+    with pytest.raises(UserError, match=r"pip install samrag\[zh\]"):
+        rouge1("\u7684", "\u7684", Language.ZH)
 
 
 def test_the_latin_words_of_the_dictionary_are_found_inside_other_runs() -> None:

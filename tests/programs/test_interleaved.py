@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from samrag.calls import Answer, Call, CallKind, Composition, Failure, FailureReason, Passage
+from samrag.engines.base import Engine, RawReply, Request
 from samrag.files import read_records, write_records
 from samrag.interleaved import BadReference, structure
 from samrag.programs.interleaved import InterleavedOptions, interleaved
+from samrag.prompts import PromptStyle, template_hash
+from samrag.replies import write, write_composition
 from samrag.report.interleaved import answer_page
 from samrag.schedule import Schedule, run_all
 from samrag.schema import Document, ExitReason, InterleavedQuestion, InterleavedTrace, Language, Verdict
@@ -43,6 +47,9 @@ def asked(documents: list[Document], language: Language = Language.EN) -> Interl
 
 def solve(rules: dict[str, Any], documents: list[Document] = DOCUMENTS, **options: Any) -> Played[InterleavedTrace]:
     return play(interleaved(asked(documents), InterleavedOptions(**options)), by_rules(**({"compose": GOOD} | rules)))
+
+
+CUT = '{"answer": "' + GOOD
 
 
 # --- numbers ---
@@ -247,6 +254,36 @@ def test_the_schedule_changes_nothing(schedule: Schedule) -> None:
 
     alone = [play(program, hashed(3)).value for program in programs()]
     assert [result.value for result in run_all(programs(), ScriptedEngine(hashed(3)), schedule)] == alone
+
+
+class Writer:
+    """A backend that writes what its script says to each kind of request."""
+
+    identity = "writer"
+
+    def __init__(self, compose: str) -> None:
+        self.texts = {COMPOSE: compose}
+        self.requests: list[Request] = []
+
+    async def generate(self, requests: Sequence[Request]) -> list[RawReply | Failure]:
+        self.requests += requests
+        return [RawReply(self.texts.get(request.kind, write("seen", "True")), "stop") for request in requests]
+
+    async def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("style", PromptStyle)
+@pytest.mark.parametrize("text", [write_composition("r", "how-to", GOOD), GOOD, CUT])
+def test_an_engine_puts_the_prompt_and_reads_the_reply(style: PromptStyle, text: str) -> None:
+    writer = Writer(text)
+    (result,) = run_all([interleaved(asked(DOCUMENTS), InterleavedOptions())], Engine(writer, style), Schedule.LOCKSTEP)
+    assert (result.value.markdown, result.value.exit_reason) == (GOOD, ExitReason.VERIFIED)
+    assert (result.usage.calls, result.usage.failures) == (7, 0)
+    (request,) = [request for request in writer.requests if request.kind is COMPOSE]
+    assert "IMG#3 i3\nseen" in request.prompt.body
+    assert request.template == template_hash(style, COMPOSE) != template_hash(style)
+    others = {request.template for request in writer.requests if request.kind is not COMPOSE}
+    assert others == {template_hash(style)}
 
 
 def test_a_trace_survives_a_file(tmp_path: Path) -> None:
