@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from samrag.schema import Usage, Verdict
+from samrag.schema import Language, Usage, Verdict
 
 
 class CallKind(StrEnum):
@@ -24,6 +24,15 @@ class CallKind(StrEnum):
     ANSWER = "answer"
     IS_USE = "is_use"
     IS_SUP = "is_sup"
+    INTERLEAVED_EN = "interleaved_en"
+    INTERLEAVED_ZH = "interleaved_zh"
+
+
+INTERLEAVED_KINDS = {Language.EN: CallKind.INTERLEAVED_EN, Language.ZH: CallKind.INTERLEAVED_ZH}
+"""The kind that asks for an answer of text and images, by the language of question and answer."""
+
+SAM_RAG_KINDS = tuple(kind for kind in CallKind if kind not in INTERLEAVED_KINDS.values())
+"""The kinds of SAM-RAG's loop (section 3.4), which one student is tuned for together."""
 
 
 JUDGEMENTS = {
@@ -65,7 +74,8 @@ class Call:
     kind: CallKind
     question: str = ""
     passages: tuple[Passage, ...] = ()
-    """Content: one passage for is_rel_text, all of C for answer, is_use and is_sup."""
+    """Content: one passage for is_rel_text, all of C for answer, is_use and is_sup; for the interleaved kinds all of C,
+    each title headed by the number that the answer refers to."""
     title: str = ""
     """Title of the image."""
     image: str | None = None
@@ -128,7 +138,18 @@ class Caption:
     text: str
 
 
-Reply = Judgement | Answer | Caption | Failure
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """An answer of text, images and citations, as the model wrote it: its references are not checked."""
+
+    markdown: str
+    """Empty: the content does not state the answer."""
+    reasoning: str
+    category: str = ""
+    """Type of the question, in the model's eyes."""
+
+
+Reply = Judgement | Answer | Caption | Composition | Failure
 
 T = TypeVar("T")
 Program = Generator[list[Call], list[Reply], T]

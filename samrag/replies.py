@@ -1,8 +1,9 @@
 """Model text to typed reply, strictly. Pure.
 
-The contract of every call is one JSON object: `Reasoning`, then `Response` (SAM-RAG, appendix B); captions have
+The contract of SAM-RAG's calls is one JSON object: `Reasoning`, then `Response` (SAM-RAG, appendix B); captions have
 `Response` alone. Only the model's own new text is ever read here, never its prompt. Text is taken as JSON and nothing
-else: no evaluation, no guess from a stray "true", no default verdict.
+else: no evaluation, no guess from a stray "true", no default verdict. Interleaved answers have a contract of their own
+and are read with more patience, because nothing is decided by them: see `samrag.interleaved.read_output`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,19 @@ import math
 import re
 from typing import Any
 
-from samrag.calls import JUDGEMENTS, Answer, CallKind, Caption, Failure, FailureReason, Judgement, Reply
+from samrag.calls import (
+    INTERLEAVED_KINDS,
+    JUDGEMENTS,
+    Answer,
+    CallKind,
+    Caption,
+    Composition,
+    Failure,
+    FailureReason,
+    Judgement,
+    Reply,
+)
+from samrag.interleaved import CATEGORIES, read_output
 from samrag.schema import Verdict
 
 NOT_STATED = "not stated"
@@ -23,19 +36,27 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON value")
 
 
+_STRING = {"type": "string"}
 _JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def reply_schema(kind: CallKind) -> dict[str, Any]:
     """JSON schema of a kind's reply, for servers that can enforce one."""
-    response: dict[str, Any] = {"type": "string"}
+    if kind in INTERLEAVED_KINDS.values():
+        return _object({"reason": _STRING, "category": _STRING | {"enum": list(CATEGORIES)}, "answer": _STRING})
+    response: dict[str, Any] = dict(_STRING)
     if kind in JUDGEMENTS:
         response["enum"] = [str(verdict) for verdict in JUDGEMENTS[kind]]
     elif kind is CallKind.ANSWER:
         response = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    properties = {"Reasoning": {"type": "string"}, "Response": response}
+    properties = {"Reasoning": _STRING, "Response": response}
     if kind in (CallKind.CAPTION_RAW, CallKind.CAPTION_QUERY):
         del properties["Reasoning"]
+    return _object(properties)
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    """The schema of an object that has these keys and no others."""
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
@@ -78,6 +99,8 @@ def _answer(value: Any) -> tuple[str, ...] | None:
 
 def parse(kind: CallKind, text: str) -> Reply:
     """Read the reply of a call kind; whatever does not keep the contract is a `Failure`."""
+    if kind in INTERLEAVED_KINDS.values():
+        return _composition(text)
     found = extract_object(text)
     if found is None:
         return Failure(FailureReason.INVALID_REPLY, f"no JSON object in {text[:200]!r}")
@@ -104,7 +127,21 @@ def parse(kind: CallKind, text: str) -> Reply:
     return Caption(caption) if caption else Failure(FailureReason.INVALID_REPLY, "empty caption")
 
 
+def _composition(text: str) -> Composition | Failure:
+    """An interleaved answer out of whatever a model wrote; only one without any text is a failure."""
+    output = read_output(text)
+    if not output.markdown:
+        return Failure(FailureReason.INVALID_REPLY, f"no answer in {text[:200]!r}")
+    stated = output.markdown.casefold().rstrip(".") != NOT_STATED
+    return Composition(output.markdown if stated else "", output.reason, output.category)
+
+
 def write(reasoning: str, response: str | list[str]) -> str:
     """The contract's JSON text; without reasoning, `Response` alone."""
     body = {"Reasoning": reasoning, "Response": response} if reasoning else {"Response": response}
     return json.dumps(body, ensure_ascii=False)
+
+
+def write_composition(reason: str, category: str, answer: str) -> str:
+    """The interleaved contract's JSON text (RAG-IGBench)."""
+    return json.dumps({"reason": reason, "category": category, "answer": answer}, ensure_ascii=False)

@@ -17,6 +17,13 @@ class Modality(StrEnum):
     IMAGE = "image"
 
 
+class Language(StrEnum):
+    """A language that answers are written and scored in."""
+
+    EN = "en"
+    ZH = "zh"
+
+
 class Verdict(StrEnum):
     """Outcome of a verification (SAM-RAG, Table 1). PARTIAL exists for is_sup only."""
 
@@ -90,6 +97,33 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
+class InterleavedQuestion:
+    """One question whose answer is text with images, and the documents it was retrieved with."""
+
+    question_id: str
+    question: str
+    documents: tuple[Document, ...]
+    """In order, each text before its images. Texts are numbered from 1, and so are the images, over all documents."""
+    language: Language
+    reference: str = ""
+    """Gold answer: Markdown with `![alt](IMG#k)` and `<sup>[n](DOC#n)</sup>`; empty without gold, as all below."""
+    topic: str = ""
+    question_type: str = ""
+    """what-is, how-to, yes-or-no or head-to-head, where the data set tells."""
+    split: str = ""
+
+    @property
+    def texts(self) -> tuple[Document, ...]:
+        """The texts, as citations number them."""
+        return tuple(document for document in self.documents if document.modality is Modality.TEXT)
+
+    @property
+    def images(self) -> tuple[Document, ...]:
+        """The candidate images, as references number them."""
+        return tuple(document for document in self.documents if document.modality is Modality.IMAGE)
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What answering cost. Calls answered from a store count as calls, and as cached calls."""
 
@@ -156,6 +190,29 @@ class Trace:
     """The final context C: what ARN counts."""
     documents: tuple[ExaminedDocument, ...] = ()
     drafts: tuple[Draft, ...] = ()
+    usage: Usage = field(default_factory=Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class InterleavedTrace:
+    """Everything a program did for one question that is answered with text and images."""
+
+    question_id: str
+    method: str
+    markdown: str
+    """The final answer, its references checked; empty when the program abstained."""
+    exit_reason: ExitReason
+    texts: tuple[str, ...]
+    """Ids of the texts that were retrieved, in the order that DOC#n counts them, kept or not."""
+    images: tuple[str, ...]
+    """Ids of the images that were retrieved, in the order that IMG#k counts them, kept or not."""
+    context_ids: tuple[str, ...]
+    """The documents the answer was written from."""
+    problems: tuple[str, ...] = ()
+    """References that were flagged or dropped: of the draft that is the answer, or of the last one when none is."""
+    documents: tuple[ExaminedDocument, ...] = ()
+    drafts: tuple[Draft, ...] = ()
+    """Each draft's one answer is its Markdown."""
     usage: Usage = field(default_factory=Usage)
 
 

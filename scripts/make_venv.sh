@@ -14,5 +14,5 @@ python=${PYTHON:-python3}
 }
 echo "installing samrag into .venv (about 2 GB, a few minutes) ..."
 "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[quickstart,dev]"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".[quickstart,zh,dev]"
 echo "$wanted" > "$stamp"

@@ -26,6 +26,7 @@ HEAVY = {"torch", "transformers", "openai", "wandb", "peft", "trl", "datasets", 
 HEAVY |= {"accelerate", "sentence_transformers", "faiss", "matplotlib"}
 PURE = (
     "errors.py", "schema.py", "calls.py", "replies.py", "schedule.py", "prompts/*.py", "programs/*.py", "metrics/*.py",
+    "interleaved/*.py",
     "miniworld/world.py", "miniworld/language.py", "miniworld/oracle.py", "miniworld/pretraining.py",
     "arguments.py", "training/*_arguments.py", "report/arguments.py",
 )  # fmt: skip

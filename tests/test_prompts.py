@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samrag.calls import JUDGEMENTS, Answer, Call, CallKind, Caption, Judgement, Passage
+from samrag.calls import (
+    INTERLEAVED_KINDS,
+    JUDGEMENTS,
+    Answer,
+    Call,
+    CallKind,
+    Caption,
+    Composition,
+    Judgement,
+    Passage,
+)
+from samrag.interleaved import CATEGORIES, structure
 from samrag.prompts import PromptStyle, render, style_hash, template_hash
 from samrag.prompts.render import IMAGE_MARK, fence, shorten_documents, worked_examples
 from samrag.replies import parse
@@ -24,6 +35,8 @@ SHOWS = {
     CallKind.ANSWER: {"document", "question", "critique"},
     CallKind.IS_USE: {"document", "question", "answer"},
     CallKind.IS_SUP: {"document", "question", "answer"},
+    CallKind.INTERLEAVED_EN: {"document", "question", "critique"},
+    CallKind.INTERLEAVED_ZH: {"document", "question", "critique"},
 }
 """The fences of each kind's body."""
 SLOTS = {
@@ -41,6 +54,7 @@ MARKS = {
     "critique": "CRITIQUE",
 }
 STYLES = list(PromptStyle)
+INTERLEAVED = tuple(INTERLEAVED_KINDS.values())
 
 
 def filled(kind: CallKind, **changes: object) -> Call:
@@ -67,12 +81,16 @@ def test_the_instruction_is_static_and_names_the_contract(kind: CallKind, style:
     instruction = render(filled(kind), style).instruction
     assert instruction == render(Call(kind), style).instruction
     assert not any(mark in instruction for mark in MARKS.values())
+    assert ("not stated" in instruction) == (kind in (CallKind.ANSWER, *INTERLEAVED))
+    if kind in INTERLEAVED:
+        assert all(part in instruction for part in ('"reason"', '"category"', '"answer"', "(IMG#k)", "(DOC#n)"))
+        assert style is PromptStyle.STUDENT or all(f'"{category}"' in instruction for category in CATEGORIES)
+        return
     assert '"Response"' in instruction
     assert ('"Reasoning"' in instruction) == (kind not in (CallKind.CAPTION_RAW, CallKind.CAPTION_QUERY))
     for verdict in JUDGEMENTS.get(kind, ()):
         assert f'"{verdict}"' in instruction
     assert ('"Partial"' in instruction) == (kind is CallKind.IS_SUP)
-    assert ("not stated" in instruction) == (kind is CallKind.ANSWER)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -175,7 +193,7 @@ def test_the_worked_examples_are_part_of_the_teachers_hash(monkeypatch: pytest.M
     assert {each for each in before if after[each] != before[each]} == {(PromptStyle.TEACHER, k) for k in CallKind}
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", [kind for kind in CallKind if kind is not CallKind.INTERLEAVED_ZH])
 def test_a_students_instruction_is_a_third_of_the_teachers_at_most(kind: CallKind) -> None:
     words = {style: len(render(Call(kind), style).instruction.split()) for style in PromptStyle}
     assert words[PromptStyle.STUDENT] <= words[PromptStyle.TEACHER] / 3
@@ -189,6 +207,7 @@ def test_every_worked_example_is_a_reply_of_its_kind_to_a_call_of_its_kind(kind:
     examples = worked_examples(kind)
     replies = [parse(kind, example.reply) for example in examples]
     wanted = Judgement if kind in JUDGEMENTS else Answer if kind is CallKind.ANSWER else Caption
+    wanted = Composition if kind in INTERLEAVED else wanted
     assert examples
     assert all(isinstance(reply, wanted) for reply in replies)
     for example, reply in zip(examples, replies, strict=True):
@@ -204,6 +223,21 @@ def test_every_worked_example_is_a_reply_of_its_kind_to_a_call_of_its_kind(kind:
         assert {reply.verdict for reply in replies if isinstance(reply, Judgement)} == set(JUDGEMENTS[kind])
     if kind is CallKind.ANSWER:
         assert {min(len(reply.values), 2) for reply in replies if isinstance(reply, Answer)} == {0, 1, 2}
+    if kind in INTERLEAVED:
+        assert {bool(reply.markdown) for reply in replies if isinstance(reply, Composition)} == {False, True}
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED)
+def test_worked_examples_refer_to_what_they_show_and_leave_a_picture_out(kind: CallKind) -> None:
+    for example in worked_examples(kind):
+        reply = parse(kind, example.reply)
+        assert isinstance(reply, Composition)
+        assert reply.category in CATEGORIES
+        labels = [passage.title.split()[0] for passage in example.call.passages]
+        images, texts = ({int(i[4:]) for i in labels if i.startswith(prefix)} for prefix in ("IMG#", "DOC#"))
+        answer = structure(reply.markdown, images, texts)
+        assert answer.problems == ()
+        assert not reply.markdown or (set(answer.images) < images and answer.citations)
 
 
 @pytest.mark.parametrize("kind", CallKind)

@@ -8,8 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samrag.calls import JUDGEMENTS, Answer, CallKind, Caption, Failure, FailureReason, Judgement, Reply
-from samrag.replies import NOT_STATED, extract_object, parse, reply_schema, write
+from samrag.calls import (
+    INTERLEAVED_KINDS,
+    JUDGEMENTS,
+    SAM_RAG_KINDS,
+    Answer,
+    CallKind,
+    Caption,
+    Composition,
+    Failure,
+    FailureReason,
+    Judgement,
+    Reply,
+)
+from samrag.interleaved import CATEGORIES
+from samrag.replies import NOT_STATED, extract_object, parse, reply_schema, write, write_composition
 from samrag.schema import Verdict
 
 SUP, REL, ANSWER, CAPTION = CallKind.IS_SUP, CallKind.IS_REL_TEXT, CallKind.ANSWER, CallKind.CAPTION_RAW
@@ -196,10 +209,31 @@ def test_an_answer_can_be_encoded() -> None:
     assert isinstance(reply, Failure) or "".join(getattr(reply, "values", ())).encode()
 
 
+# --- interleaved answers ---
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED_KINDS.values())
+def test_an_interleaved_answer_is_read_with_patience_and_an_empty_one_is_a_failure(kind: CallKind) -> None:
+    assert parse(kind, 'plain ![x](IMG#1) "text"') == Composition('plain ![x](IMG#1) "text"', "")
+    assert parse(kind, '{"reason": "r", "answer": "cut') == Composition("cut", "r")
+    assert parse(kind, write_composition("r", "what-is", "Not stated.")) == Composition("", "r", "what-is")
+    assert failed(parse(kind, write_composition("r", "what-is", " ")))
+    assert failed(parse(kind, ""))
+
+
 # --- schema ---
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", INTERLEAVED_KINDS.values())
+def test_the_schema_of_interleaved_answers_is_their_contract(kind: CallKind) -> None:
+    schema = reply_schema(kind)
+    assert schema["required"] == list(schema["properties"]) == ["reason", "category", "answer"]
+    assert schema["properties"]["category"]["enum"] == list(CATEGORIES)
+    assert not schema["additionalProperties"]
+    assert parse(kind, write_composition("r", "how-to", "a")) == Composition("a", "r", "how-to")
+
+
+@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
 def test_the_schema_a_server_enforces_is_the_contract_that_is_read(kind: CallKind) -> None:
     schema = reply_schema(kind)
     assert schema["required"] == list(schema["properties"])

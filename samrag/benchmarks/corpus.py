@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -92,6 +92,13 @@ def parse_line(model: type[Line], path: Path, number: int, value: dict[str, Any]
         field = ".".join(str(part) for part in first["loc"])
         reason = first["msg"].removeprefix("Value error, ")
         raise BadItemError(f"{path}, line {number}, {field or model.__name__}", reason) from error
+
+
+def leaves_folder(path: str) -> bool:
+    """Whether a path could lead out of the folder it is put in, on any system."""
+    pure = PurePosixPath(path)
+    windows = PureWindowsPath(path)
+    return pure.is_absolute() or bool(windows.anchor) or ".." in windows.parts or "\0" in path
 
 
 def distinct(ids: Iterable[str]) -> tuple[str, ...]:

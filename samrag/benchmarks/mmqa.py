@@ -12,12 +12,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from samrag.benchmarks.corpus import BadItemError, Quarantine, answer_bearing, distinct, parse_line
+from samrag.benchmarks.corpus import BadItemError, Quarantine, answer_bearing, distinct, leaves_folder, parse_line
 from samrag.errors import UserError
 from samrag.files import read_json_lines
 from samrag.schema import Document, Modality, Question
@@ -198,7 +198,7 @@ def read_documents(
     if images_path is None and texts_path is None:
         raise UserError("no document file is given; name the image file, the text file, or both.")
     folder = PurePosixPath(image_folder)
-    if image_folder and _leaves_folder(image_folder):
+    if image_folder and leaves_folder(image_folder):
         raise UserError(f"the image folder {image_folder!r} leaves the data folder; name a folder inside it.")
     quarantine = quarantine or Quarantine()
     documents: dict[str, Document] = {}
@@ -218,7 +218,7 @@ def read_documents(
 def _image(folder: PurePosixPath, path: Path, number: int, value: dict[str, Any]) -> Document:
     """The document of a line of the image file."""
     line = parse_line(_ImageLine, path, number, value)
-    if not PurePosixPath(line.path).name or _leaves_folder(line.path):
+    if not PurePosixPath(line.path).name or leaves_folder(line.path):
         raise BadItemError(f"{path}, line {number}, path", f"{line.path!r} names no file inside the image folder")
     return Document(line.id, Modality.IMAGE, line.title, image=str(folder / line.path), url=line.url)
 
@@ -227,13 +227,6 @@ def _text(path: Path, number: int, value: dict[str, Any]) -> Document:
     """The document of a line of the text file."""
     line = parse_line(_TextLine, path, number, value)
     return Document(line.id, Modality.TEXT, line.title, text=line.text, url=line.url)
-
-
-def _leaves_folder(path: str) -> bool:
-    """Whether a path could lead out of the folder it is put in, on any system."""
-    pure = PurePosixPath(path)
-    windows = PureWindowsPath(path)
-    return pure.is_absolute() or bool(windows.anchor) or ".." in windows.parts or "\0" in path
 
 
 def _question(line: _UnlabelledLine, split: str) -> Question:

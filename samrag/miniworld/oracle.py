@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samrag.calls import CallKind, Passage
+from samrag.calls import SAM_RAG_KINDS, CallKind, Passage
 from samrag.miniworld.language import (
     BRIDGE_RELATIONS,
     IMAGE_RELATIONS,
@@ -158,7 +158,12 @@ def reply(
         title: title of the image shown.
         emblem: what the image shows; None: it could not be seen.
         answer: the answer under judgement.
+
+    Raises:
+        ValueError: the kind is none of SAM-RAG's.
     """
+    if kind not in SAM_RAG_KINDS:
+        raise ValueError(f"the mini world has no reply to a call of kind {kind}")
     if kind is CallKind.CAPTION_RAW:
         return OracleReply("", raw_caption(emblem) if emblem else "A picture.")
     if kind is CallKind.CAPTION_QUERY:

@@ -21,7 +21,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
-from samrag.calls import Call, CallKind, Passage
+from samrag.calls import SAM_RAG_KINDS, Call, Passage
 from samrag.miniworld.language import VALUES
 from samrag.miniworld.pretraining import Names, draw_example
 from samrag.miniworld.world import ANIMALS, FIRST_NAMES, LAST_NAMES, PLACES, Split
@@ -46,7 +46,7 @@ def _tokenizer_texts(seed: int) -> Iterable[str]:
         example = draw_example(rng, names)
         yield f"USER: {example.prompt}\nASSISTANT: {example.target}"
     words = [*PLACES, *ANIMALS, *FIRST_NAMES, *LAST_NAMES, *(value for values in VALUES.values() for value in values)]
-    for kind in CallKind:
+    for kind in SAM_RAG_KINDS:
         call = Call(kind, "x", (Passage("x", "x"),), "x", answer="x", critique="x")
         for _ in range(50):
             yield render(call, PromptStyle.STUDENT).message().content

@@ -11,7 +11,7 @@ import random
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
-from samrag.calls import Answer, Call, CallKind, Caption, Failure, Judgement, Passage, Program, Reply
+from samrag.calls import Answer, Call, CallKind, Caption, Composition, Failure, Judgement, Passage, Program, Reply
 from samrag.metrics.answers import mmqa_list_em, mmqa_list_f1
 from samrag.programs.steps import (
     Kept,
@@ -151,6 +151,7 @@ class _Recipe:
             gold, min_f1 = self.question.answers, self.options.min_f1
             misled = {i for (i, _), reply in zip(probes, probed, strict=True) if not matches(reply, gold, min_f1)}
             for i, call, reply in zip(pending, calls, replies, strict=True):
+                assert not isinstance(reply, Composition), f"a {call.kind} call got an interleaved answer"
                 if isinstance(reply, Failure):
                     reasons[i] = (str(reply.reason), reply.detail)
                 elif IMAGE_MARK in _said(reply):

@@ -1,5 +1,8 @@
 """Call to prompt text. Pure, apart from reading the packaged templates.
 
+SAM-RAG's templates lie in the folder of their style, those of interleaved answers in `interleaved/`: each of the two
+families has a hash of its own, so that a new kind does not make adapters and stored replies of the others obsolete.
+
 A template has two blocks. `instruction` is static, byte-identical for a kind and style, and comes first; then the
 image; then `body` with title, documents, question, answer: servers and the local engine can share the prefix's work.
 Whatever comes from data is fenced and cannot close its fence: `<`, `>` and `&` in it are written as entities, which
@@ -18,8 +21,8 @@ from importlib import resources
 
 import jinja2
 
-from samrag.calls import JUDGEMENTS, Call, CallKind, Passage
-from samrag.replies import write
+from samrag.calls import INTERLEAVED_KINDS, JUDGEMENTS, Call, CallKind, Passage
+from samrag.replies import write, write_composition
 from samrag.schema import ChatMessage
 
 IMAGE_MARK = "<image>"
@@ -111,7 +114,9 @@ class WorkedExample:
 @functools.cache
 def worked_examples(kind: CallKind) -> tuple[WorkedExample, ...]:
     """The teacher style's examples of a kind. They are data, so that a test can put each through the parser."""
-    source = resources.files("samrag") / "prompts" / PromptStyle.TEACHER / "examples.json"
+    source = resources.files("samrag").joinpath(
+        "prompts", *_folder(kind, PromptStyle.TEACHER).split("/"), "examples.json"
+    )
     return tuple(
         WorkedExample(
             Call(
@@ -121,14 +126,21 @@ def worked_examples(kind: CallKind) -> tuple[WorkedExample, ...]:
                 example.get("title", ""),
                 answer=example.get("answer", ""),
             ),
-            write(example.get("reasoning", ""), example["response"]),
+            write_composition(**example["composition"])
+            if "composition" in example
+            else write(example.get("reasoning", ""), example["response"]),
         )
         for example in json.loads(source.read_text(encoding="utf-8"))[kind]
     )
 
 
+def _folder(kind: CallKind, style: PromptStyle) -> str:
+    """Where the templates of a kind lie."""
+    return f"interleaved/{style}" if kind in INTERLEAVED_KINDS.values() else str(style)
+
+
 def _block(name: str, kind: CallKind, style: PromptStyle, **values: object) -> str:
-    template = _environment().get_template(f"{style}/{kind}.jinja")
+    template = _environment().get_template(f"{_folder(kind, style)}/{kind}.jinja")
     parts = _environment().get_template(f"{style}/_parts.jinja").module
     return "".join(template.blocks[name](template.new_context({"parts": parts, **values}))).strip()
 
@@ -159,7 +171,7 @@ def template_hash(style: PromptStyle, kind: CallKind) -> str:
     digest = hashlib.sha256()
     loader = _environment().loader
     assert loader is not None
-    for name in (f"{style}/_parts.jinja", f"{style}/{kind}.jinja"):
+    for name in (f"{style}/_parts.jinja", f"{_folder(kind, style)}/{kind}.jinja"):
         digest.update(name.encode() + b"\0" + loader.get_source(_environment(), name)[0].encode() + b"\0")
     if style is PromptStyle.TEACHER:
         digest.update(repr(worked_examples(kind)).encode())

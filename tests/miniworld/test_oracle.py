@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samrag.calls import CallKind, Passage
+from samrag.calls import SAM_RAG_KINDS, CallKind, Passage
 from samrag.miniworld import oracle
 from samrag.miniworld.language import EMBLEM, Relation, ask, club_text, describe, founder_text, raw_caption
 from samrag.miniworld.world import Club, Emblem, Founder
@@ -136,7 +136,7 @@ def test_captions_and_images_that_cannot_be_seen() -> None:
         assert oracle.reply(kind, COLOUR).response == "A picture."
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
 @pytest.mark.parametrize("question", [SPORT, JOB, COLOUR, "Who is there?"])
 def test_every_reply_keeps_the_contract(kind: CallKind, question: str) -> None:
     reply = oracle.reply(kind, question, [CLUB, FOUNDER, PICTURE], PICTURE.title, OWLS.emblem, "golf")
@@ -152,3 +152,8 @@ def test_the_reasoning_says_what_is_asked_goes_through_the_documents_and_says_wh
         "Ada Page, Owls Owls same, founder: yes, the job is baker. Found: Ada Page, baker. "
         "The answer is baker, a job, baker baker same."
     )
+
+
+def test_a_kind_from_elsewhere_has_no_reply() -> None:
+    with pytest.raises(ValueError, match="interleaved_en"):
+        oracle.reply(CallKind.INTERLEAVED_EN, SPORT)

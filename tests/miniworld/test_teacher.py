@@ -12,6 +12,7 @@ from PIL import Image
 
 from samrag.calls import (
     JUDGEMENTS,
+    SAM_RAG_KINDS,
     Answer,
     Call,
     CallKind,
@@ -91,14 +92,14 @@ def content(reply: Reply) -> object:
 
 
 @pytest.mark.parametrize("style", PromptStyle)
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
 def test_at_error_rate_zero_the_teacher_says_what_the_oracle_says(kind: CallKind, style: PromptStyle) -> None:
     teacher = Teacher(CLUBS, error_rate=0)
     for call in calls_of(kind):
         assert teacher.text(body_of(call, style=style)) == right_text(call)
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
 def test_at_error_rate_one_no_reply_is_right(kind: CallKind) -> None:
     teacher = Teacher(CLUBS, error_rate=1)
     broken = 0
@@ -125,7 +126,7 @@ def test_equal_requests_get_equal_replies_and_another_seed_another_draw() -> Non
     assert first != [Teacher(CLUBS, 0.5).text(body_of(call, seed=1)) for call in calls]
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
 def test_a_second_try_is_answered_from_the_first_turn_and_drawn_anew(kind: CallKind) -> None:
     refused = {"role": "assistant", "content": "I cannot tell."}
     again = {"role": "user", "content": "Your last reply cannot be used."}
@@ -135,7 +136,7 @@ def test_a_second_try_is_answered_from_the_first_turn_and_drawn_anew(kind: CallK
     assert [Teacher(CLUBS, 1).text(body) for body in bodies] != [Teacher(CLUBS, 1).text(body_of(c)) for c in calls]
 
 
-@pytest.mark.parametrize("kind", CallKind)
+@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
 def test_a_request_is_read_from_its_data_not_from_the_worked_examples(kind: CallKind) -> None:
     for call in calls_of(kind)[:9]:
         asked = read_request(body_of(call))
@@ -176,7 +177,7 @@ def served(teacher: Teacher, work: Any) -> Any:
 def test_the_api_engine_gets_the_oracles_replies_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMRAG_TEST_KEY", "any")
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
-    calls = [calls_of(kind)[5] for kind in CallKind]
+    calls = [calls_of(kind)[5] for kind in SAM_RAG_KINDS]
     calls = [Call(c.kind, c.question, c.passages, c.title, c.image, c.answer, sampling=Sampling(1.2)) for c in calls]
 
     async def ask_all(url: str) -> list[Completion]:

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from samrag.calls import (
+    INTERLEAVED_KINDS,
     JUDGEMENTS,
     Answer,
     Call,
     CallKind,
     Caption,
     Completion,
+    Composition,
     Failure,
     FailureReason,
     Judgement,
@@ -34,6 +36,8 @@ RULES = {
     CallKind.ANSWER: "answer",
     CallKind.IS_USE: "use",
     CallKind.IS_SUP: "sup",
+    CallKind.INTERLEAVED_EN: "compose",
+    CallKind.INTERLEAVED_ZH: "compose",
 }
 DEFAULTS = {
     "rel": Verdict.TRUE,
@@ -41,6 +45,7 @@ DEFAULTS = {
     "answer": "a",
     "use": Verdict.TRUE,
     "sup": Verdict.TRUE,
+    "compose": "text",
 }
 
 
@@ -88,7 +93,7 @@ class ScriptedEngine:
 
 
 def by_rules(**rules: Any) -> Script:
-    """A script by kind: `rel`, `caption`, `answer`, `use`, `sup`; whatever is not named says yes.
+    """A script by kind: `rel`, `caption`, `answer`, `use`, `sup`, `compose`; whatever is not named says yes.
 
     A rule is a reply, a list of replies (one a call, the last one for all further calls), or a function of the call.
     A verdict stands for its judgement, a text for an answer or a caption, a tuple for an answer of several values.
@@ -104,6 +109,8 @@ def by_rules(**rules: Any) -> Script:
         if isinstance(rule, Verdict):
             return Judgement(rule, f"{call.kind} of {call.answer or call.title or call.passages[0].title}: {rule}")
         if isinstance(rule, str):
+            if call.kind in INTERLEAVED_KINDS.values():
+                return Composition(rule, "because")
             text = rule.format(title=call.title)
             return Caption(text) if call.kind is CallKind.CAPTION_QUERY else Answer((text,), "because")
         return Answer(rule, "because") if isinstance(rule, tuple) else rule
@@ -132,6 +139,9 @@ def hashed(seed: int, failure_rate: float = 0.15) -> Script:
             return Judgement(rng.choice(JUDGEMENTS[call.kind]), about(call))
         if call.kind is CallKind.ANSWER:
             return Answer(rng.choice([("a",), ("b",), ("A",), ("b", "a"), ()]), about(call))
+        if call.kind in INTERLEAVED_KINDS.values():
+            image, document = rng.randint(0, 5), rng.randint(0, 5)
+            return Composition(f"a ![b](IMG#{image}) <sup>[c](DOC#{document})</sup>" * rng.randint(0, 2), about(call))
         return Caption(f"caption of {call.title}")
 
     return script
