@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 HUB_FILES = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model", "merges.txt")
+RESPONSE_KEY = '"Response"'
 _TEXT_FEATURES = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
@@ -327,6 +328,13 @@ class ChatProcessor:
 
     def encode_replies(self, chats: Sequence[Sequence[ChatMessage]]) -> list[list[int]]:
         """Tokens of each chat's last turn, stop token included, as they follow its open prompt."""
+        return [tokens for tokens, _ in self.encode_targets(chats)]
+
+    def encode_targets(self, chats: Sequence[Sequence[ChatMessage]]) -> list[tuple[list[int], int]]:
+        """As `encode_replies`, and for each the index of the token with which its response begins.
+
+        That is the key "Response" of the contract; 0 where the reply has none.
+        """
         replies = []
         for messages in chats:
             whole, prompt = self.text(messages, open_reply=False), self.text(messages[:-1])
@@ -335,8 +343,14 @@ class ChatProcessor:
                     "the chat template writes an open prompt and the beginning of a whole chat differently"
                 )
             replies.append(whole[len(prompt) :])
-        encoded: list[list[int]] = self.tokenizer(replies, add_special_tokens=False)["input_ids"] if replies else []
-        return encoded
+        if not replies:
+            return []
+        encoded = self.tokenizer(replies, add_special_tokens=False, return_offsets_mapping=True)
+        begins = [max(0, reply.rfind(RESPONSE_KEY)) for reply in replies]
+        return [
+            (tokens, next(i for i, (_, end) in enumerate(offsets) if end > begin))
+            for tokens, offsets, begin in zip(encoded["input_ids"], encoded["offset_mapping"], begins, strict=True)
+        ]
 
     def reference(self, messages: Sequence[ChatMessage], paths: Sequence[Path]) -> list[int]:
         """Tokens of an open prompt as the processor itself makes them in one step: what `encode` must equal."""

@@ -23,6 +23,7 @@ from samrag.vlm import ChatProcessor, Picture
 
 IGNORED = -100
 """Label of a position without loss."""
+RESPONSE_MASK = "response_mask"
 
 
 def read_picture(chat: ChatProcessor, path: Path) -> Picture:
@@ -54,14 +55,22 @@ def padded(rows: Sequence[Sequence[int]], pad_token_id: int, left: bool = False)
 class SftCollator:
     """Encoded rows to a batch: padded on the right, loss on the completion alone."""
 
-    def __init__(self, chat: ChatProcessor) -> None:
+    def __init__(self, chat: ChatProcessor, with_response: bool = False) -> None:
+        """Keep the parts.
+
+        Args:
+            chat: Of the model.
+            with_response: Also mark the response's tokens, which `StudentTrainer` weighs and takes out again.
+        """
         self._chat = chat
+        self._with_response = with_response
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        """Collate rows of `input_ids`, `label_start` (index of the first target token) and `images` (paths).
+        """Collate rows of `input_ids`, `label_start` and `response_start` (indexes of tokens) and `images` (paths).
 
         Returns:
-            input_ids[B, T], attention_mask[B, T], labels[B, T], and what the model wants for the rows' images.
+            input_ids[B, T], attention_mask[B, T], labels[B, T], and what the model wants for the rows' images; with
+            the response also response_mask[B, T].
         """
         input_ids, attention_mask = padded([row["input_ids"] for row in rows], self._chat.pad_token_id)
         labels = input_ids.masked_fill(attention_mask == 0, IGNORED)
@@ -70,7 +79,11 @@ class SftCollator:
             assert 0 < start < length, f"row has {length} tokens and its target starts at {start}"
             own[:start] = IGNORED
         pictures = [read_picture(self._chat, Path(path)) for row in rows for path in row["images"]]
-        return {**self._chat.inputs(input_ids, attention_mask, pictures), "labels": labels}
+        batch = {**self._chat.inputs(input_ids, attention_mask, pictures), "labels": labels}
+        if self._with_response:
+            starts = torch.tensor([row["response_start"] for row in rows])
+            batch[RESPONSE_MASK] = (torch.arange(input_ids.shape[1]) >= starts[:, None]) & (attention_mask == 1)
+        return batch
 
 
 class LengthGroupedBatches(Sampler[int]):

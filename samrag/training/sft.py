@@ -114,7 +114,7 @@ class Preflight:
     """Encoded rows that fit, and what was found on the way."""
 
     dataset: Dataset
-    """Columns `input_ids`, `label_start`, `images`, `length`, `kind`: what `SftCollator` reads."""
+    """Columns `input_ids`, `label_start`, `response_start`, `images`, `length`, `kind`: what `SftCollator` reads."""
     kept: list[Located]
     """The rows of the dataset."""
     excluded: dict[str, int]
@@ -162,6 +162,8 @@ class _Encoded:
     paths: list[Path]
     prompt: list[int]
     target: list[int]
+    response: int
+    """Index of the target's token with which the response begins."""
     problem: str = ""
 
 
@@ -218,13 +220,15 @@ def preflight(
     columns = {
         "input_ids": [entry.prompt + entry.target for entry in kept],
         "label_start": [len(entry.prompt) for entry in kept],
+        "response_start": [len(entry.prompt) + entry.response for entry in kept],
         "images": [list(map(str, entry.paths)) for entry in kept],
         "length": lengths,
         "kind": [entry.item.row.kind for entry in kept],
     }
+    number, numbers = Value("int32"), ("label_start", "response_start", "length")
     features = Features(
-        {"input_ids": List(Value("int32")), "label_start": Value("int32"), "images": List(Value("string")),
-         "length": Value("int32"), "kind": Value("string")}
+        {"input_ids": List(number), "images": List(Value("string")), "kind": Value("string"),
+         **dict.fromkeys(numbers, number)}
     )  # fmt: skip
     by_kind = {kind: dict(sorted(labels.items())) for kind, labels in sorted(counts.items())}
     result = Preflight(
@@ -250,7 +254,7 @@ def build_trainer(
     from trl import SFTTrainer
 
     from samrag.training.callbacks import GradientCheck, early_stopping
-    from samrag.training.collator import IGNORED, LengthGroupedBatches, SftCollator, TokenBudgetBatches
+    from samrag.training.collator import IGNORED, RESPONSE_MASK, LengthGroupedBatches, SftCollator, TokenBudgetBatches
     from samrag.training.evaluation import score, summary
     from samrag.training.reporting import report_samples
 
@@ -283,6 +287,18 @@ def build_trainer(
             )  # fmt: skip
             return self.accelerator.prepare(loader)
 
+        def compute_loss(
+            self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            response = inputs.pop(RESPONSE_MASK, None)
+            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+            if response is not None and self.model.training:
+                count = outputs.label_mask.sum() if num_items_in_batch is None else num_items_in_batch
+                added = -(outputs.log_probs * response[:, 1:]).sum() * (arguments.response_weight - 1)
+                share = self.accelerator.num_processes if num_items_in_batch is not None else 1
+                loss = loss + share * added / count
+            return (loss, outputs) if return_outputs else loss
+
         def evaluation_loop(self, *given: Any, **options: Any) -> Any:
             output = super().evaluation_loop(*given, **options)
             if held_out:
@@ -305,7 +321,7 @@ def build_trainer(
 
     training.remove_unused_columns = False
     training.dataset_kwargs = {**(training.dataset_kwargs or {}), "skip_prepare_dataset": True}
-    collator = SftCollator(chat)
+    collator = SftCollator(chat, with_response=arguments.response_weight != 1)
     for dataset in (train.dataset, evaluation.dataset if evaluation else train.dataset):
         labels = collator([dataset[0]])["labels"]
         assert labels[0, -1] == chat.stop_token_id, "the target does not end with the stop token"
@@ -435,8 +451,11 @@ def _encode(rows: Sequence[Located], chat: ChatProcessor) -> list[_Encoded]:
     paths = [[within(item.image_root, image) for image in item.row.images] for item in rows]
     pictures = [[read_picture(chat, path).tokens for path in own] for own in paths]
     prompts = chat.encode([chat.text(item.row.messages[:-1]) for item in rows], pictures)
-    targets = chat.encode_replies([item.row.messages for item in rows])
-    return [_Encoded(*parts) for parts in zip(rows, paths, prompts, targets, strict=True)]
+    targets = chat.encode_targets([item.row.messages for item in rows])
+    return [
+        _Encoded(item, own, prompt, target, response)
+        for item, own, prompt, (target, response) in zip(rows, paths, prompts, targets, strict=True)
+    ]
 
 
 def _shorten(entry: _Encoded, chat: ChatProcessor, limits: _Limits) -> bool:

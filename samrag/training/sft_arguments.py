@@ -55,6 +55,9 @@ class SftArguments:
     max_batch_tokens: int | None = None
     """Batches of similar length, of as many rows as fit so many tokens with padding, and of
     per_device_train_batch_size rows at most; none has the same number of rows in each."""
+    response_weight: float = 1.0
+    """Weight in the training loss of a reply's tokens from its key "Response" on, as against 1 for its reasoning: a
+    verdict is one token among a hundred, and would otherwise be learnt last."""
     early_stopping_patience: int | None = None
     """Stop after so many evaluations without a better metric_for_best_model; needs load_best_model_at_end."""
     image_cache_mb: int = 2048
@@ -74,6 +77,8 @@ class SftArguments:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
         if not 0 <= self.lora_dropout < 1:
             raise ValueError(f"lora_dropout is {self.lora_dropout}; it must be in [0, 1)")
+        if self.response_weight <= 0:
+            raise ValueError(f"response_weight is {self.response_weight}; it must be above 0")
         if not self.train_files:
             raise ValueError("train_files is empty; name at least one sft.jsonl")
         if self.train_weights and len(self.train_weights) != len(self.train_files):

@@ -509,6 +509,29 @@ class TestWays:
         samples = [json.loads(line) for line in (tmp_path / "evaluation" / f"step-{best['step']}.jsonl").open()]
         assert [sample["kind"] for sample in samples] == [item.row.kind for item in rows]
 
+    def test_the_response_is_weighed_in_training_alone(self, base, rows, loaded, tmp_path):
+        model, chat = loaded
+        model.eval()
+        batch = SftCollator(chat, with_response=True)([run_preflight(rows, loaded).dataset[i] for i in range(4)])
+        mask = batch.pop("response_mask")
+        for item, ids, own in zip(rows, batch["input_ids"], mask, strict=True):
+            reply = item.row.messages[-1].content
+            marked = chat.decode(ids[own].tolist())
+            assert reply.endswith(marked)
+            assert marked.lstrip('.", {').startswith('Response": "')  # a token may begin before the key
+        logs = model(**batch).logits[:, :-1].log_softmax(-1)
+        labels = batch["labels"][:, 1:]
+        each = -logs.gather(-1, labels.clamp(min=0)[:, :, None])[:, :, 0] * (labels != IGNORED)
+        wanted = (each * torch.where(mask[:, 1:], 5.0, 1.0)).sum() / (labels != IGNORED).sum()
+        plain = each.sum() / (labels != IGNORED).sum()
+        arguments = SftArguments(str(base), ["x"], response_weight=5.0)
+        trainer, _ = make_trainer(rows, loaded, tmp_path, arguments, max_steps=1)
+        trainer.model.train()
+        given = trainer.data_collator([trainer.train_dataset[i] for i in range(4)])
+        assert trainer.compute_loss(trainer.model, dict(given)).item() == pytest.approx(wanted.item(), rel=1e-4)
+        trainer.model.eval()
+        assert trainer.compute_loss(trainer.model, dict(given)).item() == pytest.approx(plain.item(), rel=1e-4)
+
     def test_early_stopping_without_evaluations_is_refused(self, base, rows, loaded, tmp_path):
         with pytest.raises(UserError, match="early_stopping_patience needs eval_strategy"):
             make_trainer(rows, loaded, tmp_path, SftArguments(str(base), ["x"], early_stopping_patience=2))
