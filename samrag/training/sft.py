@@ -291,13 +291,16 @@ def build_trainer(
             self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
             response = inputs.pop(RESPONSE_MASK, None)
-            loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
-            if response is not None and self.model.training:
-                count = outputs.label_mask.sum() if num_items_in_batch is None else num_items_in_batch
-                added = -(outputs.log_probs * response[:, 1:]).sum() * (arguments.response_weight - 1)
-                share = self.accelerator.num_processes if num_items_in_batch is not None else 1
-                loss = loss + share * added / count
-            return (loss, outputs) if return_outputs else loss
+            if response is None or not self.model.training:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            weights = 1 + (arguments.response_weight - 1) * response[:, 1:]
+
+            def weighed(**given: Any) -> Any:
+                outputs = model(**given)
+                outputs.log_probs = outputs.log_probs * weights  # of each token; TRL sums them to the loss
+                return outputs
+
+            return super().compute_loss(weighed, inputs, return_outputs, num_items_in_batch)
 
         def evaluation_loop(self, *given: Any, **options: Any) -> Any:
             output = super().evaluation_loop(*given, **options)
