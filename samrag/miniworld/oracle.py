@@ -33,7 +33,6 @@ from samrag.miniworld.world import Emblem
 from samrag.replies import NOT_STATED, NOTHING
 from samrag.schema import Verdict
 
-
 KINDS = (*SAM_RAG_KINDS, *CLIMB_KINDS)
 """The kinds of call that the mini world has replies to."""
 
