@@ -190,7 +190,7 @@ class Draft:
     """The terms of U that were rated: support, specificity, consistency."""
     confidence_reasoning: str = ""
     facet: str = ""
-    """What the evidence before this one lacked; empty for a first draft, and without a diagnosis."""
+    """What the draft before lacked or had wrong; empty for a first draft, and without a diagnosis."""
     accepted: bool | None = None
     """Whether it became the answer (CLIMB); None: the program has no such step."""
 

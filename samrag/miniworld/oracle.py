@@ -174,15 +174,15 @@ def answer_scores(relation: Relation, seen: Inspection, answer: str) -> list[flo
     ]
 
 
-def missing_facet(relation: Relation, club_name: str, seen: Inspection) -> str:
-    """The first link of the chain that the content lacks, as a phrase."""
-    if relation in IMAGE_RELATIONS:
-        return NOTHING if seen.value else f"{relation} of the {club_name}{EMBLEM}"
+def missing_facet(relation: Relation, club_name: str, seen: Inspection, answer: str) -> str:
+    """The first link of the chain that the content lacks, or that the answer has wrong, as a phrase."""
+    if relation in BRIDGE_RELATIONS and seen.founder is None:
+        return f"founder of the {club_name}"
+    if seen.value is not None and seen.value == answer:
+        return NOTHING
     if relation in BRIDGE_RELATIONS:
-        if seen.founder is None:
-            return f"founder of the {club_name}"
-        return NOTHING if seen.value else f"{relation} of {seen.founder}"
-    return NOTHING if seen.value else f"{relation} of the {club_name}"
+        return f"{relation} of {seen.founder}"
+    return f"{relation} of the {club_name}{EMBLEM if relation in IMAGE_RELATIONS else ''}"
 
 
 def reply(
@@ -233,7 +233,7 @@ def reply(
         return OracleReply(" ".join(thoughts), dict(zip(RATINGS[kind], numbers, strict=False)))
     thoughts.append(found(relation, seen))
     if kind is CallKind.FACET:
-        return OracleReply(" ".join(thoughts), missing_facet(relation, club_name, seen))
+        return OracleReply(" ".join(thoughts), missing_facet(relation, club_name, seen, answer))
     thoughts.append(weighed(relation, seen, answer))
     if kind is CallKind.CONFIDENCE:
         numbers = answer_scores(relation, seen, answer)

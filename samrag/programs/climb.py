@@ -279,7 +279,7 @@ def _refine(
         if facet == "" or facet in rejected:
             return _ended(best, ExitReason.NO_FACET)
         evidence = _refreshed(ranked, facet, drafts, options, similarity)
-        if not evidence or {kept.doc_id for kept in evidence} in [set(draft.context_ids) for draft in drafts]:
+        if not evidence:
             return _ended(best, ExitReason.NO_NEW_EVIDENCE)
         draft = yield from _draft(question, evidence, number, facet or "", options)
         accepted = draft.confidence is not None and draft.confidence > _confidence_of(best) + options.min_gain
@@ -315,18 +315,21 @@ def _refreshed(
     options: ClimbOptions,
     similarity: Similarity,
 ) -> list[Kept]:
-    """Other evidence from the same pool: nearest to the facet, by score beside; empty when there is none.
+    """Other evidence from the same pool, ranked by score and nearness to the facet; empty when there is none.
 
-    Without a facet the next best passage that no draft has seen takes the place of the last of the best.
+    Evidence that was tried already gives its last place to the best passage that no draft has seen (inferred). Without
+    a facet the ranking is that of the scores, so this is how the search goes on blindly.
     """
-    if facet is None:
-        seen = {doc_id for draft in drafts for doc_id in draft.context_ids}
-        unseen = [evidence.kept for evidence in ranked if evidence.kept.doc_id not in seen]
-        return [*_top(ranked, options)[: options.evidence_size - 1], *unseen[:1]] if unseen else []
-    nearness = similarity(facet, [evidence.kept.passage for evidence in ranked])
-    gains = [evidence.score + options.facet_weight * near for evidence, near in zip(ranked, nearness, strict=True)]
-    order = sorted(range(len(ranked)), key=lambda place: -gains[place])
-    return _top([ranked[place] for place in order], options)
+    if facet is not None:
+        nearness = similarity(facet, [evidence.kept.passage for evidence in ranked])
+        gains = [evidence.score + options.facet_weight * near for evidence, near in zip(ranked, nearness, strict=True)]
+        ranked = [ranked[place] for place in sorted(range(len(ranked)), key=lambda place: -gains[place])]
+    evidence = _top(ranked, options)
+    if {kept.doc_id for kept in evidence} not in [set(draft.context_ids) for draft in drafts]:
+        return evidence
+    seen = {doc_id for draft in drafts for doc_id in draft.context_ids}
+    unseen = [evidence.kept for evidence in ranked if evidence.kept.doc_id not in seen]
+    return [*evidence[: options.evidence_size - 1], *unseen[:1]] if unseen else []
 
 
 def _diagnose(

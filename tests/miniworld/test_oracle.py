@@ -173,7 +173,8 @@ def test_a_caption_is_aligned_by_the_share_of_what_it_says_rightly(
     ("question", "passages", "answer", "scores", "facet"),
     [
         (SPORT, [OTHER_CLUB, CLUB], "golf", (1.0, 1.0, 1.0), ""),
-        (SPORT, [CLUB], "judo", (0.0, 1.0, 0.0), ""),
+        (SPORT, [CLUB], "judo", (0.0, 1.0, 0.0), "sport of the Oak Owls"),
+        (JOB, [CLUB, FOUNDER], NOT_STATED, (0.0, 0.2, 0.0), "job of Ada Page"),
         (SPORT, [OTHER_CLUB], "Selby", (0.0, 0.2, 0.5), "sport of the Oak Owls"),
         (JOB, [CLUB, FOUNDER], "baker", (1.0, 1.0, 1.0), ""),
         (JOB, [CLUB], "baker", (0.5, 1.0, 0.5), "job of Ada Page"),

@@ -152,8 +152,16 @@ def test_a_gain_may_be_asked_for() -> None:
 def test_it_stops_when_nothing_is_missing_and_when_the_pool_has_nothing_else() -> None:
     low = {"confidence": 0.5}
     assert solve(texts(6), {**low, "facet": ""}).value.exit_reason is ExitReason.NO_FACET
-    assert solve(texts(6), {**low, "facet": "unheard of"}).value.exit_reason is ExitReason.NO_NEW_EVIDENCE
+    assert solve(texts(4), {**low, "facet": "unheard of"}).value.exit_reason is ExitReason.NO_NEW_EVIDENCE
     assert solve(texts(3), {**low, "facet": facets("t2")}).value.exit_reason is ExitReason.NO_NEW_EVIDENCE
+
+
+def test_evidence_that_was_tried_gives_its_last_place_to_the_nearest_passage_unseen() -> None:
+    critic = scores(t0=1.0, t1=0.9, t2=0.5, t3=0.3, t4=0.4)
+    rules = {"critic": critic, "confidence": [0.1, 0.2, 0.3, 0.4], "facet": ["text 3", "text 1", "unheard of"]}
+    assert contexts(solve(texts(5), rules, evidence_size=2, facet_weight=0.5)) == [
+        ["t0", "t1"], ["t0", "t3"], ["t1", "t2"], ["t0", "t4"],
+    ]  # fmt: skip
 
 
 def test_it_stops_after_the_last_round() -> None:
