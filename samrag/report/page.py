@@ -135,8 +135,8 @@ class QuestionView:
 
 
 def _main_cells(study: Study) -> list[tuple[str, tuple[QuestionScore, ...]]]:
-    """The cells whose traces are shown: SAM-RAG(R*+M*), then RAG(R*+M*)."""
-    wanted = [(Method.SAM_RAG, Checks.ALL), (Method.RAG, Checks.RAG)]
+    """The cells whose traces are shown: SAM-RAG(R*+M*), then RAG(R*+M*) and CLIMB(R*+M*)."""
+    wanted = [(Method.SAM_RAG, Checks.ALL), (Method.RAG, Checks.RAG), (Method.CLIMB, Checks.CLIMB)]
     return [
         (cell.key.label, score_cell(study.questions, cell))
         for method, checks in wanted

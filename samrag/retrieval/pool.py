@@ -10,11 +10,17 @@ Left out: the exact VRSD problem, which is NP-complete, and candidate lists of d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from samrag.retrieval.index import Hit, Index
+
+QUESTIONS_AT_ONCE = 1000
 Floats = NDArray[np.floating]
 
 
@@ -23,6 +29,47 @@ class PoolStrategy(StrEnum):
 
     MMR = "mmr"
     VRSD = "vrsd"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How pools are chosen. CLIMB's paper names K and lambda and gives no value: the defaults are inferred."""
+
+    size: int = 10
+    """K, documents in a pool (inferred)."""
+    num_candidates: int = 50
+    """Best documents of the index that a pool is chosen from (inferred)."""
+    strategy: PoolStrategy = PoolStrategy.MMR
+    """MMR (the paper: an objective in its style), or VRSD, which has no lambda."""
+    trade_off: float = 0.7
+    """MMR's lambda: 1 is relevance alone (inferred: leaning to relevance)."""
+    stretched: bool = False
+    """MMR: stretch each question's relevance to 0..1 first (inferred: no, since one encoder gives both terms)."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"size is {self.size}; it must be at least 1")
+        if self.num_candidates < self.size:
+            raise ValueError(f"num_candidates is {self.num_candidates}; it must be at least the pool's {self.size}")
+        if not 0 <= self.trade_off <= 1:
+            raise ValueError(f"trade_off is {self.trade_off}; it must be between 0 and 1")
+
+
+def pools_of(index: Index, queries: Floats, options: PoolOptions) -> list[list[Hit]]:
+    """The pool of each query[Q, D]: documents in the order of their selection, with their relevance as score."""
+    pools = []
+    for start in range(0, len(queries), QUESTIONS_AT_ONCE):
+        block = queries[start : start + QUESTIONS_AT_ONCE]
+        hits = index.search(block, options.num_candidates)
+        vectors = np.stack([index.vectors([hit.doc_id for hit in ranking]) for ranking in hits])
+        if options.strategy is PoolStrategy.VRSD:
+            positions = vrsd(block, vectors, options.size)
+        else:
+            relevance = np.array([[hit.score for hit in ranking] for ranking in hits])
+            relevance = min_max(relevance) if options.stretched else relevance
+            positions = mmr(relevance, vectors, options.size, options.trade_off)
+        pools += [[ranking[i] for i in chosen] for ranking, chosen in zip(hits, positions, strict=True)]
+    return pools
 
 
 def mmr(relevance: Floats, vectors: Floats, k: int, trade_off: float) -> NDArray[np.int64]:
