@@ -64,6 +64,8 @@ class DocumentView:
     verdict: str
     """True, False, "failed", or "" when relevance was not asked."""
     probability: str
+    score: str
+    """The critic's score (CLIMB)."""
     reasoning: str
     failure: str
     kept: bool
@@ -171,6 +173,7 @@ def _document_view(
         is_image=document is not None and document.modality is Modality.IMAGE,
         verdict="failed" if seen.failure else str(seen.verdict or ""),
         probability="" if probability is None or not math.isfinite(probability) else f"{probability:.2f}",
+        score=f"{seen.score:.2f}" if seen.scores and seen.score is not None else "",
         reasoning=seen.reasoning,
         failure=seen.failure,
         kept=seen.kept,
