@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from samrag.retrieval.index import Hit, Index
 
-QUESTIONS_AT_ONCE = 1000
+VALUES_AT_ONCE = 2**26
+"""Numbers in the candidates' vectors that are worked on at once: 1,000 questions of 50 candidates, 256 MB."""
 Floats = NDArray[np.floating]
 
 
@@ -58,8 +59,9 @@ class PoolOptions:
 def pools_of(index: Index, queries: Floats, options: PoolOptions) -> list[list[Hit]]:
     """The pool of each query[Q, D]: documents in the order of their selection, with their relevance as score."""
     pools = []
-    for start in range(0, len(queries), QUESTIONS_AT_ONCE):
-        block = queries[start : start + QUESTIONS_AT_ONCE]
+    num_at_once = max(1, VALUES_AT_ONCE // (min(options.num_candidates, len(index)) * queries.shape[1]))
+    for start in range(0, len(queries), num_at_once):
+        block = queries[start : start + num_at_once]
         hits = index.search(block, options.num_candidates)
         vectors = np.stack([index.vectors([hit.doc_id for hit in ranking]) for ranking in hits])
         if options.strategy is PoolStrategy.VRSD:
