@@ -212,7 +212,8 @@ def _critic_call(question: str, item: Judged, options: ClimbOptions) -> Call:
 def _rated_document(item: Judged, reply: Reply, options: ClimbOptions) -> Rated:
     if isinstance(reply, Rating):
         score = weighted_mean(zip(options.critic_weights, reply.scores, strict=False))
-        return Rated(replace(item, reasoning=reply.reasoning), reply.scores, score)
+        said = f"{item.reasoning} {reply.reasoning}".strip()  # of an image first the caption, which is the evidence
+        return Rated(replace(item, reasoning=said), reply.scores, score)
     assert isinstance(reply, Failure), f"a critic call got {type(reply).__name__}"
     return Rated(replace(item, failure=reply.reason))
 

@@ -102,6 +102,8 @@ def test_an_image_is_captioned_and_rated_by_its_caption_beside_the_image() -> No
     assert (critic.image, critic.title, critic.passages) == ("i0.png", "i0", (Passage("i0", "caption of i0"),))
     first, second = played.value.documents
     assert (first.scores, first.score) == ((1.0, 0.5, 0.0), 0.5)
+    assert first.reasoning.startswith("caption of i0 critic_image")
+    assert second.reasoning.startswith("critic_text")
     assert (second.scores, second.score) == ((0.4, 0.6), 0.5)
 
 

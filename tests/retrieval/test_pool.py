@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samrag.retrieval.pool import Floats, min_max, mmr, vrsd
+from samrag.retrieval.index import build_index
+from samrag.retrieval.pool import Floats, PoolOptions, PoolStrategy, min_max, mmr, pools_of, vrsd
+from samrag.schema import Document
 
 Draw = tuple[Floats, Floats]
 
@@ -169,6 +173,35 @@ def test_vectors_that_cancel_out_are_no_error() -> None:
 def test_what_does_not_fit_is_refused_by_name(call: Callable[[Floats, Floats], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call(*draw(0, 2, 3, 4))
+
+
+@pytest.mark.parametrize("strategy", PoolStrategy)
+def test_pools_of_an_index_do_not_depend_on_how_many_questions_are_worked_on_at_once(
+    strategy: PoolStrategy, tmp_path: Path, bag: Any, corpus: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = build_index(corpus, bag, tmp_path).index
+    queries = bag.encode_queries([document.title for document in corpus] + ["Rowing at the pier"])
+    options = PoolOptions(4, 6, strategy, 0.5)
+    together = pools_of(index, queries, options)
+    assert [pool[0].doc_id for pool in together[:-1]] == [document.doc_id for document in corpus]
+    ranked = index.search(queries, 6)
+    assert all(set(pool) <= set(ranking) and len(pool) == 4 for pool, ranking in zip(together, ranked, strict=True))
+    monkeypatch.setattr("samrag.retrieval.pool.VALUES_AT_ONCE", 1)
+    assert pools_of(index, queries, options) == together
+    assert len(pools_of(index, queries, replace(options, size=50, num_candidates=50))[0]) == len(corpus)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"size": 0}, "size is 0"),
+        ({"num_candidates": 9}, "num_candidates is 9; it must be at least the pool's 10"),
+        ({"trade_off": -0.1}, "trade_off is -0.1"),
+    ],
+)
+def test_impossible_options_are_refused_by_name(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PoolOptions(**wrong)
 
 
 def test_a_thousand_candidates_take_a_few_milliseconds() -> None:
