@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from samrag.answering import Method, depth, looked_up, rank_documents
+from samrag.answering import Method, documents_for, looked_up
 from samrag.arguments import AnswerArguments, LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.files import read_records
@@ -24,8 +24,8 @@ from samrag.schema import Document, Question, Trace
 async def answer(question: Question, arguments: RunArguments, loop: LoopArguments, teacher: TeacherArguments) -> Trace:
     """Rank, run the program, return its trace."""
     documents = read_records(Path(arguments.documents_file), Document)
-    hits = rank_documents([question], documents, Path(arguments.index_dir), arguments.embedder, depth(loop))
-    method = Method(arguments.method, arguments.is_rel, arguments.is_use, arguments.is_sup)
+    method = Method.of(arguments)
+    hits = documents_for(method, [question], documents, Path(arguments.index_dir), arguments.embedder, loop)
     async with load_engine(arguments, teacher) as engine:
         program = method.program(question, looked_up(hits, documents)[0], loop)
         (result,) = await gather([program], engine, Schedule.CONCURRENT)

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from samrag.answering import Method, depth, looked_up, rank_documents, write_traces
+from samrag.answering import Method, documents_for, looked_up, write_traces
 from samrag.arguments import LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.files import read_records
@@ -25,13 +25,14 @@ async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: Teac
     """Rank, run, write."""
     questions = read_records(Path(arguments.questions_file), Question)[: arguments.max_questions]
     documents = read_records(Path(arguments.documents_file), Document)
-    hits = rank_documents(questions, documents, Path(arguments.index_dir), arguments.embedder, depth(loop))
+    method = Method.of(arguments)
+    hits = documents_for(method, questions, documents, Path(arguments.index_dir), arguments.embedder, loop)
     local = arguments.engine == "local"
     async with load_engine(arguments, teacher) as engine:
         return await write_traces(
             Path(arguments.output_dir),
             {"engine": engine.identity, "rankings": [[hit.doc_id for hit in ranking] for ranking in hits]},
-            Method(arguments.method, arguments.is_rel, arguments.is_use, arguments.is_sup),
+            method,
             questions,
             looked_up(hits, documents),
             engine,

@@ -10,22 +10,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from samrag.arguments import LoopArguments, TeacherArguments
+from samrag.arguments import LoopArguments, RunArguments, TeacherArguments
 from samrag.calls import Program
 from samrag.engines.base import Backend, Engine
 from samrag.engines.recorded import RecordedBackend, Store
 from samrag.errors import UserError
 from samrag.files import append_record, drop_cut_line, read_json, read_records, write_json
+from samrag.programs.climb import ClimbOptions, climb
 from samrag.programs.rag import RagOptions, rag
 from samrag.programs.sam_rag import SamRagOptions, sam_rag
 from samrag.progress import progress
 from samrag.prompts import PromptStyle
+from samrag.retrieval.lexical import word_overlap
+from samrag.retrieval.pool import PoolOptions, PoolStrategy, pools_of
 from samrag.schedule import Schedule, run
 from samrag.schema import Document, Question, Trace, Usage
 
 if TYPE_CHECKING:
     from samrag.engines.api import ApiBackend
-    from samrag.retrieval.index import Hit
+    from samrag.retrieval.embedder import Embedder
+    from samrag.retrieval.index import Hit, Index
 
 log = logging.getLogger(__name__)
 
@@ -35,21 +39,38 @@ class Method:
     """A program with its switches."""
 
     name: str
-    """`rag` or `sam_rag`."""
+    """`rag`, `sam_rag` or `climb`."""
     is_rel: bool = True
     is_use: bool = True
     is_sup: bool = True
+    pool: bool = False
+    """Whether it reads complementary pools instead of rankings."""
+    critic: bool = True
+    iteration: bool = True
+    facet_diagnosis: bool = True
+
+    @classmethod
+    def of(cls, arguments: RunArguments) -> Method:
+        """The method that a run asks for."""
+        switches = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(cls)[1:]}
+        if arguments.pool is None:
+            switches["pool"] = arguments.method == "climb"
+        return cls(arguments.method, **switches)
 
     def program(self, question: Question, ranking: Sequence[Document], loop: LoopArguments) -> Program[Trace]:
         """The program for one question."""
         if self.name == "rag":
             return rag(question, ranking, options_of(RagOptions, loop))
+        if self.name == "climb":
+            refined = options_of(ClimbOptions, loop)
+            switches = {name: getattr(self, name) for name in ("critic", "iteration", "facet_diagnosis")}
+            return climb(question, ranking, dataclasses.replace(refined, **switches), word_overlap)
         options = options_of(SamRagOptions, loop)
         options = dataclasses.replace(options, is_rel=self.is_rel, is_use=self.is_use, is_sup=self.is_sup)
         return sam_rag(question, ranking, options)
 
 
-Options = TypeVar("Options", RagOptions, SamRagOptions)
+Options = TypeVar("Options", RagOptions, SamRagOptions, ClimbOptions)
 
 
 def options_of(kind: type[Options], loop: LoopArguments) -> Options:
@@ -60,7 +81,7 @@ def options_of(kind: type[Options], loop: LoopArguments) -> Options:
 
 def depth(loop: LoopArguments) -> int:
     """How many ranked documents any method may look at."""
-    return max(loop.k, loop.batch_size * loop.max_batches)
+    return max(loop.k, loop.batch_size * loop.max_batches, loop.pool_size)
 
 
 def teacher_backend(arguments: TeacherArguments, image_root: Path) -> ApiBackend:
@@ -111,6 +132,37 @@ def rank_documents(
     Raises:
         UserError: the index is of another embedder or of other documents.
     """
+    model, index = _opened(documents, index_dir, embedder)
+    return index.search(model.encode_queries([question.question for question in questions]), k)
+
+
+def documents_for(
+    method: Method,
+    questions: Sequence[Question],
+    documents: Sequence[Document],
+    index_dir: Path,
+    embedder: str,
+    loop: LoopArguments,
+) -> list[list[Hit]]:
+    """What a method reads for each question: the best documents of an index, or a complementary pool of them.
+
+    Raises:
+        UserError: see `rank_documents`.
+    """
+    if not method.pool:
+        return rank_documents(questions, documents, index_dir, embedder, depth(loop))
+    options = PoolOptions(
+        loop.pool_size,
+        loop.num_candidates,
+        PoolStrategy(loop.pool_strategy),
+        loop.pool_trade_off,
+        loop.pool_stretched,
+    )
+    model, index = _opened(documents, index_dir, embedder)
+    return pools_of(index, model.encode_queries([question.question for question in questions]), options)
+
+
+def _opened(documents: Sequence[Document], index_dir: Path, embedder: str) -> tuple[Embedder, Index]:
     from samrag.retrieval.embedder import Embedder
     from samrag.retrieval.index import Index, hash_documents
 
@@ -118,7 +170,7 @@ def rank_documents(
     index = Index.load(index_dir, model)
     if index.manifest.documents != hash_documents(documents):
         raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
-    return index.search(model.encode_queries([question.question for question in questions]), k)
+    return model, index
 
 
 def looked_up(rankings: Sequence[Sequence[Hit]], documents: Sequence[Document]) -> list[list[Document]]:

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic.dataclasses import dataclass
 
 from samrag.config import STRICT
+from samrag.programs.climb import Assessment, Rejection
 from samrag.programs.sam_rag import Exhausted, ImageJudgement
 
 
@@ -365,7 +366,7 @@ class RetrievalArguments:
 
 @dataclass(config=STRICT)
 class LoopArguments:
-    """Options of RAG and SAM-RAG that a run may set (see `samrag.programs`)."""
+    """Options of RAG, SAM-RAG and CLIMB that a run may set (see `samrag.programs`)."""
 
     k: int = 8
     """RAG: documents in the context."""
@@ -382,13 +383,47 @@ class LoopArguments:
     num_votes: int = 1
     """SAM-RAG: self-consistency votes of an answer."""
     vote_temperature: float = 0.7
-    """SAM-RAG: temperature of the votes."""
+    """SAM-RAG, CLIMB: temperature of the votes."""
     is_use_content: bool = True
     """SAM-RAG: show the context to is_use."""
     image_judgement: ImageJudgement = ImageJudgement.MERGED
     """SAM-RAG: merged or two_step."""
     on_exhausted: Exhausted = Exhausted.BEST
     """SAM-RAG: best, abstain, context or closed_book when no answer was verified."""
+    pool_size: int = 10
+    """Pools: K, documents in a pool (inferred; CLIMB's paper gives no values)."""
+    num_candidates: int = 50
+    """Pools: best documents of the index that a pool is chosen from (inferred)."""
+    pool_strategy: Literal["mmr", "vrsd"] = "mmr"
+    """Pools: mmr, or vrsd, which has no lambda."""
+    pool_trade_off: float = 0.7
+    """Pools, mmr: lambda; 1 is relevance alone (inferred)."""
+    pool_stretched: bool = False
+    """Pools, mmr: stretch each question's relevance to 0..1 first (inferred: no)."""
+    evidence_size: int = 4
+    """CLIMB: M, passages that an answer is drawn from (inferred)."""
+    u_star: float = 0.9
+    """CLIMB: U_STAR, the confidence at which refinement stops (inferred)."""
+    t_max: int = 3
+    """CLIMB: T_max, rounds of refinement at most (inferred)."""
+    min_gain: float = 0.0
+    """CLIMB: the confidence has to rise by more than this."""
+    facet_weight: float = 0.5
+    """CLIMB: weight of a passage's nearness to the missing facet beside its score (inferred)."""
+    on_rejection: Rejection = Rejection.STOP
+    """CLIMB: stop, or continue with another facet, after an answer that did not raise the confidence (inferred)."""
+    assessment: Assessment = Assessment.RATINGS
+    """CLIMB: ratings of its own, or SAM-RAG's verdicts, graded, for a student that was tuned to those."""
+    critic_weights: list[float] = field(default_factory=lambda: [1.0, 1.0, 1.0])
+    """CLIMB: weights of relevance, specificity and alignment (inferred: equal)."""
+    confidence_weights: list[float] = field(default_factory=lambda: [1.0, 1.0, 1.0])
+    """CLIMB: weights of support, specificity and consistency (inferred: equal)."""
+    num_agreement_draws: int = 0
+    """CLIMB: further answers drawn, whose agreement is a term of the confidence (inferred: none)."""
+    agreement_weight: float = 1.0
+    """CLIMB: weight of the agreement (inferred)."""
+    probability_weight: float = 0.0
+    """CLIMB: weight of the answer's token probability, where the engine measures it (inferred: none)."""
     temperature: float = 0.0
     """Temperature of first calls."""
     max_tokens: int = 256
@@ -398,7 +433,13 @@ class LoopArguments:
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "temperature", "max_regenerations", "regeneration_temperature", "vote_temperature")
-        _at_least(self, 1, "k", "batch_size", "max_batches", "num_votes", "max_tokens")
+        _at_least(self, 0, "pool_trade_off", "u_star", "t_max", "min_gain", "facet_weight", "num_agreement_draws")
+        _at_least(self, 0, "critic_weights", "confidence_weights", "agreement_weight", "probability_weight")
+        _at_least(self, 1, "k", "batch_size", "max_batches", "num_votes", "max_tokens", "pool_size", "evidence_size")
+        _at_least(self, self.pool_size, "num_candidates")
+        for name in ("pool_trade_off", "u_star"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at most 1")
 
 
 @dataclass(config=STRICT)
@@ -417,14 +458,22 @@ class RunArguments:
     """The index's embedder."""
     output_dir: str
     """Folder for traces.jsonl."""
-    method: Literal["rag", "sam_rag"] = "sam_rag"
+    method: Literal["rag", "sam_rag", "climb"] = "sam_rag"
     """Program to run."""
+    pool: bool | None = None
+    """Read a complementary pool instead of the ranking; none: CLIMB does, the others do not."""
     is_rel: bool = True
     """SAM-RAG: judge relevance."""
     is_use: bool = True
     """SAM-RAG: judge use."""
     is_sup: bool = True
     """SAM-RAG: judge support."""
+    critic: bool = True
+    """CLIMB: rank the pool by the critic."""
+    iteration: bool = True
+    """CLIMB: refine the first answer."""
+    facet_diagnosis: bool = True
+    """CLIMB: look for what the evidence lacks."""
     engine: Literal["local", "api"] = "local"
     """Who answers: a local model, or the server of the teacher group."""
     model_path: str | None = None
@@ -472,6 +521,8 @@ class StudyArguments:
     """Study folder."""
     with_teacher: bool = True
     """Also run G."""
+    climb: bool = False
+    """Also run CLIMB and its four ablations, with R*, by M* (on graded verdicts) and by G (on ratings)."""
     teacher_is_simulated: bool = False
     """Say in every table that G is a simulation."""
     batch_tokens: int = 16384

@@ -26,14 +26,20 @@ class CallKind(StrEnum):
     IS_SUP = "is_sup"
     INTERLEAVED_EN = "interleaved_en"
     INTERLEAVED_ZH = "interleaved_zh"
+    CRITIC_TEXT = "critic_text"
+    CRITIC_IMAGE = "critic_image"
+    CONFIDENCE = "confidence"
+    FACET = "facet"
 
 
 INTERLEAVED_KINDS = {Language.EN: CallKind.INTERLEAVED_EN, Language.ZH: CallKind.INTERLEAVED_ZH}
 """The kind that asks for an answer of text and images, by the language of question and answer."""
 
-SAM_RAG_KINDS = tuple(kind for kind in CallKind if kind not in INTERLEAVED_KINDS.values())
-"""The kinds of SAM-RAG's loop (section 3.4), which one student is tuned for together."""
+CLIMB_KINDS = (CallKind.CRITIC_TEXT, CallKind.CRITIC_IMAGE, CallKind.CONFIDENCE, CallKind.FACET)
+"""The kinds that CLIMB alone asks."""
 
+SAM_RAG_KINDS = tuple(kind for kind in CallKind if kind not in (*INTERLEAVED_KINDS.values(), *CLIMB_KINDS))
+"""The kinds of SAM-RAG's loop (section 3.4), which one student is tuned for together."""
 
 JUDGEMENTS = {
     CallKind.IS_REL_TEXT: (Verdict.TRUE, Verdict.FALSE),
@@ -42,6 +48,13 @@ JUDGEMENTS = {
     CallKind.IS_SUP: (Verdict.TRUE, Verdict.PARTIAL, Verdict.FALSE),
 }
 """The verdicts each judging kind may return (SAM-RAG, Table 1)."""
+
+RATINGS = {
+    CallKind.CRITIC_TEXT: ("Relevance", "Specificity"),
+    CallKind.CRITIC_IMAGE: ("Relevance", "Specificity", "Alignment"),
+    CallKind.CONFIDENCE: ("Support", "Specificity", "Consistency"),
+}
+"""What each rating kind gives a number to (CLIMB's R/E/C critic, and the terms of its confidence)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +87,8 @@ class Call:
     kind: CallKind
     question: str = ""
     passages: tuple[Passage, ...] = ()
-    """Content: one passage for is_rel_text, all of C for answer, is_use and is_sup; for the interleaved kinds all of C,
-    each title headed by the number that the answer refers to."""
+    """Content: one passage for is_rel_text and the critics, all of C for the kinds about an answer; for the interleaved
+    kinds all of C, each title headed by the number that the answer refers to."""
     title: str = ""
     """Title of the image."""
     image: str | None = None
@@ -83,7 +96,7 @@ class Call:
     answer: str = ""
     """The answer under judgement."""
     critique: str = ""
-    """Why the previous answer was refused (regeneration)."""
+    """Why the previous answer was refused (regeneration), or which facets were of no use (facet)."""
     direct: bool = False
     """Ask a judging kind for its verdict alone, without reasoning; only tuned students can be asked so."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -129,6 +142,8 @@ class Answer:
 
     values: tuple[str, ...]
     reasoning: str
+    probability: float | None = None
+    """Mean probability of its tokens, where the engine measures it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +164,23 @@ class Composition:
     """Type of the question, in the model's eyes."""
 
 
-Reply = Judgement | Answer | Caption | Composition | Failure
+@dataclass(frozen=True, slots=True)
+class Rating:
+    """Numbers from 0 to 1, one for each name in `RATINGS`."""
+
+    scores: tuple[float, ...]
+    reasoning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """What the evidence lacks, as a short noun phrase; empty: nothing."""
+
+    text: str
+    reasoning: str
+
+
+Reply = Judgement | Answer | Caption | Composition | Rating | Facet | Failure
 
 T = TypeVar("T")
 Program = Generator[list[Call], list[Reply], T]

@@ -11,18 +11,22 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from samrag.calls import (
     INTERLEAVED_KINDS,
     JUDGEMENTS,
+    RATINGS,
     Answer,
     CallKind,
     Caption,
     Composition,
+    Facet,
     Failure,
     FailureReason,
     Judgement,
+    Rating,
     Reply,
 )
 from samrag.interleaved import CATEGORIES, read_output
@@ -30,6 +34,8 @@ from samrag.schema import Verdict
 
 NOT_STATED = "not stated"
 """The response by which a model says that the content does not hold the answer."""
+NOTHING = "none"
+"""The response by which a model says that the evidence lacks nothing."""
 
 
 def _no_constant(name: str) -> float:
@@ -47,6 +53,9 @@ def reply_schema(kind: CallKind) -> dict[str, Any]:
     response: dict[str, Any] = dict(_STRING)
     if kind in JUDGEMENTS:
         response["enum"] = [str(verdict) for verdict in JUDGEMENTS[kind]]
+    elif kind in RATINGS:
+        score = {"type": "number", "minimum": 0, "maximum": 1}
+        response = _object(dict.fromkeys(RATINGS[kind], score))
     elif kind is CallKind.ANSWER:
         response = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     properties = {"Reasoning": _STRING, "Response": response}
@@ -97,6 +106,22 @@ def _answer(value: Any) -> tuple[str, ...] | None:
     return () if len(values) == 1 and values[0].casefold().rstrip(".") == NOT_STATED else values
 
 
+def _scores(kind: CallKind, value: Any) -> tuple[float, ...] | None:
+    """A number from 0 to 1 under each name of the kind; None when one is missing or is no such number."""
+    if not isinstance(value, dict):
+        return None
+    given = [value.get(name) for name in RATINGS[kind]]
+    numbers = [score for score in given if isinstance(score, (int, float)) and not isinstance(score, bool)]
+    scores = [float(number) for number in numbers if 0 <= number <= 1]
+    return tuple(scores) if len(scores) == len(given) else None
+
+
+def _facet(value: Any) -> str | None:
+    """The phrase; empty when nothing is missing, None when it is no phrase at all."""
+    text = _string(value) if isinstance(value, str) else None
+    return "" if text and text.casefold().rstrip(".") == NOTHING else text or None
+
+
 def parse(kind: CallKind, text: str) -> Reply:
     """Read the reply of a call kind; whatever does not keep the contract is a `Failure`."""
     if kind in INTERLEAVED_KINDS.values():
@@ -118,6 +143,17 @@ def parse(kind: CallKind, text: str) -> Reply:
         if verdict is None:
             return Failure(FailureReason.INVALID_REPLY, f"{response!r} is no verdict of {kind}"[:200])
         return Judgement(verdict, reasoning)
+    if kind in RATINGS:
+        scores = _scores(kind, response)
+        if scores is None:
+            wanted = ", ".join(RATINGS[kind])
+            return Failure(FailureReason.INVALID_REPLY, f"{response!r} has not {wanted}, each from 0 to 1"[:200])
+        return Rating(scores, reasoning)
+    if kind is CallKind.FACET:
+        facet = _facet(response)
+        if facet is None:
+            return Failure(FailureReason.INVALID_REPLY, f"{response!r} is no facet"[:200])
+        return Facet(facet, reasoning)
     if kind is CallKind.ANSWER:
         values = _answer(response)
         if values is None:
@@ -136,7 +172,7 @@ def _composition(text: str) -> Composition | Failure:
     return Composition(output.markdown if stated else "", output.reason, output.category)
 
 
-def write(reasoning: str, response: str | list[str]) -> str:
+def write(reasoning: str, response: str | list[str] | Mapping[str, float]) -> str:
     """The contract's JSON text; without reasoning, `Response` alone."""
     body = {"Reasoning": reasoning, "Response": response} if reasoning else {"Response": response}
     return json.dumps(body, ensure_ascii=False)

@@ -42,6 +42,11 @@ class ExitReason(StrEnum):
     NO_EVIDENCE = "no_evidence"  # documents ran out and nothing in them supports an answer: abstained
     NO_DOCUMENTS = "no_documents"  # the ranking was empty
     ENGINE_FAILURE = "engine_failure"  # the model gave no usable reply where one was needed
+    TARGET = "target"  # the confidence reached U_STAR
+    MAX_ITERATIONS = "max_iter"  # the last round allowed is over
+    NO_FACET = "no_facet"  # the evidence lacks nothing that could be named
+    NO_NEW_EVIDENCE = "no_new_evidence"  # the pool holds no other evidence
+    REJECTED = "rejected"  # a refined answer did not raise the confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,10 @@ class ExaminedDocument:
     probability: float | None = None
     failure: str = ""
     """Reason of the failed call; a failure is never a verdict."""
+    scores: tuple[float, ...] = ()
+    """The critic's numbers (CLIMB): relevance, specificity and, where an image was shown, alignment."""
+    score: float | None = None
+    """What the evidence is ranked by (CLIMB); None: it cannot be evidence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +184,15 @@ class Draft:
     is_sup: Verdict | None = None
     is_sup_reasoning: str = ""
     failure: str = ""
+    confidence: float | None = None
+    """U (CLIMB), from 0 to 1; None: not asked for, or a call it needs failed."""
+    confidence_scores: tuple[float, ...] = ()
+    """The terms of U that were rated: support, specificity, consistency."""
+    confidence_reasoning: str = ""
+    facet: str = ""
+    """What the draft before lacked or had wrong; empty for a first draft, and without a diagnosis."""
+    accepted: bool | None = None
+    """Whether it became the answer (CLIMB); None: the program has no such step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +209,8 @@ class Trace:
     documents: tuple[ExaminedDocument, ...] = ()
     drafts: tuple[Draft, ...] = ()
     usage: Usage = field(default_factory=Usage)
+    confidence: float | None = None
+    """U of the final answer (CLIMB); it orders answers, and is no probability."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,12 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from samrag.answering import Method, depth, looked_up, rank_documents, recorded, teacher_backend, write_traces
+from samrag.answering import Method, documents_for, looked_up, recorded, teacher_backend, write_traces
 from samrag.arguments import LoopArguments, StudyArguments, TeacherArguments
 from samrag.engines.base import Backend
 from samrag.engines.recorded import Store
 from samrag.files import read_records, write_json
+from samrag.programs.climb import Assessment
 from samrag.prompts import PromptStyle
 from samrag.schedule import Schedule
 from samrag.schema import Document, Question
@@ -26,8 +27,14 @@ CHECKS = {
     "no_is_sup": Method("sam_rag", is_sup=False),
     "no_is_use": Method("sam_rag", is_use=False),
     "all": Method("sam_rag"),
+    "climb": Method("climb", pool=True),
+    "no_pool": Method("climb"),
+    "no_critic": Method("climb", pool=True, critic=False),
+    "no_iteration": Method("climb", pool=True, iteration=False),
+    "no_facet": Method("climb", pool=True, facet_diagnosis=False),
 }
-"""The rows of Table 3."""
+"""The rows of SAM-RAG's Table 3, and those of CLIMB's Table 2."""
+CLIMB_CHECKS = tuple(name for name, method in CHECKS.items() if method.name == "climb")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,13 +51,13 @@ class Cell:
 def cell(checks: str, retriever: str, student: str) -> Cell:
     """A cell with its name."""
     method = CHECKS[checks].name
-    label = method if checks in ("rag", "all") else f"{method}-{checks}"
+    label = method if checks in ("rag", "all", "climb") else f"{method}-{checks}"
     name = f"{label}-{retriever}-{student}".replace("*", "star")
     return Cell(name, method, retriever, student, checks)
 
 
-def grid(with_teacher: bool) -> list[Cell]:
-    """Table 2 for both methods, and Table 3's ablations with R* and M*; cells of one model together."""
+def grid(with_teacher: bool, climb: bool = False) -> list[Cell]:
+    """Table 2 for both methods, and Table 3's ablations with R* and M*; CLIMB with R* by the models that can judge."""
     students = [M, TUNED_M, *([G] if with_teacher else [])]
     cells = [
         cell(checks, retriever, student)
@@ -58,35 +65,35 @@ def grid(with_teacher: bool) -> list[Cell]:
         for retriever in (R, TUNED_R)
         for checks in ("rag", "all")
     ]
-    return [*cells, *(cell(checks, TUNED_R, TUNED_M) for checks in ("is_rel", "no_is_sup", "no_is_use"))]
+    cells += [cell(checks, TUNED_R, TUNED_M) for checks in ("is_rel", "no_is_sup", "no_is_use")]
+    refiners = students[1:] if climb else []
+    return [*cells, *(cell(checks, TUNED_R, student) for student in refiners for checks in CLIMB_CHECKS)]
 
 
 async def run_study(arguments: StudyArguments, loop: LoopArguments, teacher: TeacherArguments) -> list[Cell]:
     """Run every cell that is not done; all share one call store, so nothing is asked twice."""
     questions = read_records(Path(arguments.questions_file), Question)[: arguments.max_questions]
     documents = read_records(Path(arguments.documents_file), Document)
-    rankings = {
-        R: _ranked(questions, documents, arguments.index_dir, arguments.embedder, loop),
-        TUNED_R: _ranked(questions, documents, arguments.tuned_index_dir, arguments.tuned_embedder, loop),
-    }
+    cells = grid(arguments.with_teacher, arguments.climb)
+    rankings = _rankings(cells, questions, documents, arguments, loop)
     root, folder = Path(arguments.image_root), Path(arguments.output_dir)
-    cells = grid(arguments.with_teacher)
     store = Store(Path(teacher.store))
     backends = _backends(arguments, teacher, root)
     try:
         for item in cells:
-            local = item.student != G
+            local, method = item.student != G, CHECKS[item.checks]
+            ranking = rankings[item.retriever, method.pool]
             style = PromptStyle.STUDENT if local else PromptStyle.TEACHER
             engine = recorded(backends[item.student], store, root, style)
             await write_traces(
                 folder / "cells" / item.name,
-                {"engine": engine.identity, "rankings": _ids(rankings[item.retriever])},
-                CHECKS[item.checks],
+                {"engine": engine.identity, "rankings": _ids(ranking)},
+                method,
                 questions,
-                rankings[item.retriever],
+                ranking,
                 engine,
                 Schedule.LOCKSTEP if local else Schedule.CONCURRENT,
-                loop,
+                dataclasses.replace(loop, assessment=Assessment.VERDICTS) if local else loop,
                 arguments.max_in_flight,
             )
     finally:
@@ -103,10 +110,23 @@ async def run_study(arguments: StudyArguments, loop: LoopArguments, teacher: Tea
     return cells
 
 
-def _ranked(
-    questions: Sequence[Question], documents: Sequence[Document], index_dir: str, embedder: str, loop: LoopArguments
-) -> list[list[Document]]:
-    return looked_up(rank_documents(questions, documents, Path(index_dir), embedder, depth(loop)), documents)
+def _rankings(
+    cells: Sequence[Cell],
+    questions: Sequence[Question],
+    documents: Sequence[Document],
+    arguments: StudyArguments,
+    loop: LoopArguments,
+) -> dict[tuple[str, bool], list[list[Document]]]:
+    """What the cells read, by retriever and whether it is a pool."""
+    places = {
+        R: (Path(arguments.index_dir), arguments.embedder),
+        TUNED_R: (Path(arguments.tuned_index_dir), arguments.tuned_embedder),
+    }
+    wanted = {(item.retriever, CHECKS[item.checks].pool): CHECKS[item.checks] for item in cells}
+    return {
+        key: looked_up(documents_for(method, questions, documents, *places[key[0]], loop), documents)
+        for key, method in wanted.items()
+    }
 
 
 def _ids(rankings: Sequence[Sequence[Document]]) -> str:

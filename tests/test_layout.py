@@ -129,8 +129,8 @@ def modules_after(*names: str) -> set[str]:
 
 def test_the_loops_load_no_model_stack_in_a_fresh_process() -> None:
     loaded = modules_after(
-        "samrag.programs.sam_rag", "samrag.programs.rag", "samrag.programs.distill", "samrag.schedule",
-        "samrag.prompts", "samrag.arguments", "samrag.miniworld.oracle",
+        "samrag.programs.sam_rag", "samrag.programs.rag", "samrag.programs.climb", "samrag.programs.distill",
+        "samrag.schedule", "samrag.prompts", "samrag.arguments", "samrag.miniworld.oracle",
     )  # fmt: skip
     assert "samrag.programs.sam_rag" in loaded
     assert not loaded & HEAVY

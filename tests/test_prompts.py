@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from samrag.calls import (
     INTERLEAVED_KINDS,
     JUDGEMENTS,
+    RATINGS,
     Answer,
     Call,
     CallKind,
     Caption,
     Composition,
+    Facet,
     Judgement,
     Passage,
+    Rating,
 )
 from samrag.interleaved import CATEGORIES, structure
 from samrag.prompts import PromptStyle, render, style_hash, template_hash
@@ -37,6 +40,10 @@ SHOWS = {
     CallKind.IS_SUP: {"document", "question", "answer"},
     CallKind.INTERLEAVED_EN: {"document", "question", "critique"},
     CallKind.INTERLEAVED_ZH: {"document", "question", "critique"},
+    CallKind.CRITIC_TEXT: {"document", "question"},
+    CallKind.CRITIC_IMAGE: {"title", "document", "question"},
+    CallKind.CONFIDENCE: {"document", "question", "answer"},
+    CallKind.FACET: {"document", "question", "answer", "critique"},
 }
 """The fences of each kind's body."""
 SLOTS = {
@@ -81,7 +88,8 @@ def test_the_instruction_is_static_and_names_the_contract(kind: CallKind, style:
     instruction = render(filled(kind), style).instruction
     assert instruction == render(Call(kind), style).instruction
     assert not any(mark in instruction for mark in MARKS.values())
-    assert ("not stated" in instruction) == (kind in (CallKind.ANSWER, *INTERLEAVED))
+    if kind is not CallKind.FACET:  # where it may be the answer that is shown
+        assert ("not stated" in instruction) == (kind in (CallKind.ANSWER, *INTERLEAVED))
     if kind in INTERLEAVED:
         assert all(part in instruction for part in ('"reason"', '"category"', '"answer"', "(IMG#k)", "(DOC#n)"))
         assert style is PromptStyle.STUDENT or all(f'"{category}"' in instruction for category in CATEGORIES)
@@ -91,6 +99,8 @@ def test_the_instruction_is_static_and_names_the_contract(kind: CallKind, style:
     for verdict in JUDGEMENTS.get(kind, ()):
         assert f'"{verdict}"' in instruction
     assert ('"Partial"' in instruction) == (kind is CallKind.IS_SUP)
+    for axis in RATINGS.get(kind, ()):
+        assert f'"{axis}"' in instruction
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -206,7 +216,8 @@ def test_a_students_instruction_is_a_third_of_the_teachers_at_most(kind: CallKin
 def test_every_worked_example_is_a_reply_of_its_kind_to_a_call_of_its_kind(kind: CallKind) -> None:
     examples = worked_examples(kind)
     replies = [parse(kind, example.reply) for example in examples]
-    wanted = Judgement if kind in JUDGEMENTS else Answer if kind is CallKind.ANSWER else Caption
+    others = {CallKind.ANSWER: Answer, CallKind.FACET: Facet}
+    wanted = Judgement if kind in JUDGEMENTS else Rating if kind in RATINGS else others.get(kind, Caption)
     wanted = Composition if kind in INTERLEAVED else wanted
     assert examples
     assert all(isinstance(reply, wanted) for reply in replies)
@@ -221,6 +232,11 @@ def test_every_worked_example_is_a_reply_of_its_kind_to_a_call_of_its_kind(kind:
         assert isinstance(reply, Caption) or getattr(reply, "reasoning", "")
     if kind in JUDGEMENTS:
         assert {reply.verdict for reply in replies if isinstance(reply, Judgement)} == set(JUDGEMENTS[kind])
+    if kind is CallKind.FACET:
+        assert {bool(reply.text) for reply in replies if isinstance(reply, Facet)} == {False, True}
+    if kind in RATINGS:
+        for axis in zip(*(reply.scores for reply in replies if isinstance(reply, Rating)), strict=True):
+            assert len(set(axis)) > 1 or kind is CallKind.CRITIC_IMAGE
     if kind is CallKind.ANSWER:
         assert {min(len(reply.values), 2) for reply in replies if isinstance(reply, Answer)} == {0, 1, 2}
     if kind in INTERLEAVED:

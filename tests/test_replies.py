@@ -11,18 +11,21 @@ from hypothesis import strategies as st
 from samrag.calls import (
     INTERLEAVED_KINDS,
     JUDGEMENTS,
+    RATINGS,
     SAM_RAG_KINDS,
     Answer,
     CallKind,
     Caption,
     Composition,
+    Facet,
     Failure,
     FailureReason,
     Judgement,
+    Rating,
     Reply,
 )
 from samrag.interleaved import CATEGORIES
-from samrag.replies import NOT_STATED, extract_object, parse, reply_schema, write, write_composition
+from samrag.replies import NOT_STATED, NOTHING, extract_object, parse, reply_schema, write, write_composition
 from samrag.schema import Verdict
 
 SUP, REL, ANSWER, CAPTION = CallKind.IS_SUP, CallKind.IS_REL_TEXT, CallKind.ANSWER, CallKind.CAPTION_RAW
@@ -157,6 +160,39 @@ def test_captions() -> None:
     assert parse(CallKind.CAPTION_QUERY, '{"Response": " A bear. "}') == Caption("A bear.")
     assert failed(parse(CAPTION, '{"Response": ""}'))
     assert failed(parse(CAPTION, '{"Response": ["A bear."]}'))
+
+
+# --- ratings and facets ---
+
+
+@pytest.mark.parametrize("kind", RATINGS)
+@pytest.mark.parametrize(("score", "read"), [(0, 0.0), (1, 1.0), (0.35, 0.35)])
+def test_a_rating_has_a_number_under_each_name_of_its_kind(kind: CallKind, score: float, read: float) -> None:
+    text = write("r", dict.fromkeys(reversed(RATINGS[kind]), score))
+    assert parse(kind, text) == Rating((read,) * len(RATINGS[kind]), "r")
+
+
+@pytest.mark.parametrize("score", [-0.01, 1.01, 10, "0.5", "high", True, None, [0.5], {"a": 1}])
+@pytest.mark.parametrize("kind", RATINGS)
+def test_no_number_is_guessed(kind: CallKind, score: object) -> None:
+    first, *others = RATINGS[kind]
+    response = {**dict.fromkeys(others, 0.5), first: score}
+    assert failed(parse(kind, json.dumps({"Reasoning": "r", "Response": response})))
+    del response[first]
+    assert failed(parse(kind, json.dumps({"Reasoning": "r", "Response": response})))
+    assert failed(parse(kind, json.dumps({"Reasoning": "r", "Response": score})))
+
+
+@pytest.mark.parametrize(
+    ("response", "facet"), [("birthplace of A", "birthplace of A"), (" x ", "x"), (NOTHING, ""), ("None.", "")]
+)
+def test_facets(response: str, facet: str) -> None:
+    assert parse(CallKind.FACET, write("r", response)) == Facet(facet, "r")
+
+
+@pytest.mark.parametrize("response", ['""', '" "', "1", "null", "true", '["x"]', "{}"])
+def test_what_is_no_phrase_is_a_failure_not_a_complete_evidence(response: str) -> None:
+    assert failed(parse(CallKind.FACET, f'{{"Response": {response}}}'))
 
 
 # --- any text ---

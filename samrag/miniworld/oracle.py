@@ -11,12 +11,13 @@ name is not learnt in an hour (the mark then hangs on two comparisons at a dista
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from samrag.calls import SAM_RAG_KINDS, CallKind, Passage
+from samrag.calls import CLIMB_KINDS, RATINGS, SAM_RAG_KINDS, CallKind, Passage
 from samrag.miniworld.language import (
     BRIDGE_RELATIONS,
+    EMBLEM,
     IMAGE_RELATIONS,
     TEXT_RELATIONS,
     VALUES,
@@ -29,8 +30,11 @@ from samrag.miniworld.language import (
     understand,
 )
 from samrag.miniworld.world import Emblem
-from samrag.replies import NOT_STATED
+from samrag.replies import NOT_STATED, NOTHING
 from samrag.schema import Verdict
+
+KINDS = (*SAM_RAG_KINDS, *CLIMB_KINDS)
+"""The kinds of call that the mini world has replies to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,7 @@ class OracleReply:
     """Reasoning and response of the JSON contract; captions have no reasoning of their own."""
 
     reasoning: str
-    response: str
+    response: str | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,46 @@ def sort_of(relation: Relation, answer: str) -> str:
     return next((str(sort) for sort in sorts if answer in VALUES[sort]), "sentence" if " " in answer else "word")
 
 
+_SUPPORT = {Verdict.TRUE: 1.0, Verdict.PARTIAL: 0.5, Verdict.FALSE: 0.0}
+
+
+def evidence_scores(relation: Relation, club_name: str, passage: Passage, emblem: Emblem | None) -> list[float]:
+    """The critic's numbers for a passage: relevance, specificity, and alignment with an emblem that is shown.
+
+    Of a relevant passage's specificity, the asked value makes 1, the link to it 0.6, anything else 0.2. A passage about
+    the right club that does not bear on what is asked is relevant by 0.4.
+    """
+    reading = read_passage(passage.title, passage.text)
+    if is_relevant(relation, club_name, reading):
+        link = relation in BRIDGE_RELATIONS and "founder" in reading.facts
+        scores = [1.0, 1.0 if relation in reading.facts else 0.6 if link else 0.2]
+    else:
+        scores = [0.4 if reading.subject == club_name else 0.0, 0.0]
+    facts = [str(getattr(emblem, fact)) == reading.facts.get(fact) for fact in IMAGE_RELATIONS] if emblem else []
+    return [*scores, sum(facts) / len(facts) if facts else 0.0]
+
+
+def answer_scores(relation: Relation, seen: Inspection, answer: str) -> list[float]:
+    """The terms of the confidence in an answer: support, specificity, consistency."""
+    contradicted = seen.value is not None and seen.value != answer
+    return [
+        _SUPPORT[support(relation, seen, answer)],
+        1.0 if answer in VALUES[relation] else 0.2,
+        0.0 if contradicted else 1.0 if seen.value else 0.5,
+    ]
+
+
+def missing_facet(relation: Relation, club_name: str, seen: Inspection, answer: str) -> str:
+    """The first link of the chain that the content lacks, or that the answer has wrong, as a phrase."""
+    if relation in BRIDGE_RELATIONS and seen.founder is None:
+        return f"founder of the {club_name}"
+    if seen.value is not None and seen.value == answer:
+        return NOTHING
+    if relation in BRIDGE_RELATIONS:
+        return f"{relation} of {seen.founder}"
+    return f"{relation} of the {club_name}{EMBLEM if relation in IMAGE_RELATIONS else ''}"
+
+
 def reply(
     kind: CallKind,
     question: str,
@@ -153,16 +197,16 @@ def reply(
 
     Args:
         kind: what is asked.
-        question: a question of this world; one from elsewhere is answered with "not stated" or False.
+        question: a question of this world; one from elsewhere is answered with "not stated", False or 0.
         passages: the content shown.
         title: title of the image shown.
         emblem: what the image shows; None: it could not be seen.
         answer: the answer under judgement.
 
     Raises:
-        ValueError: the kind is none of SAM-RAG's.
+        ValueError: the kind is none of SAM-RAG's and CLIMB's.
     """
-    if kind not in SAM_RAG_KINDS:
+    if kind not in KINDS:
         raise ValueError(f"the mini world has no reply to a call of kind {kind}")
     if kind is CallKind.CAPTION_RAW:
         return OracleReply("", raw_caption(emblem) if emblem else "A picture.")
@@ -170,7 +214,7 @@ def reply(
         return OracleReply("", describe(emblem) if emblem else "A picture.")
     understood = understand(question)
     if understood is None:
-        return OracleReply("The question is unclear.", NOT_STATED if kind is CallKind.ANSWER else Verdict.FALSE)
+        return OracleReply("The question is unclear.", _unclear(kind))
     relation, club_name = understood
     if kind is CallKind.IS_REL_IMAGE:
         shown = describe(emblem) if emblem else "A picture."
@@ -184,6 +228,22 @@ def reply(
         return OracleReply(" ".join(thoughts), Verdict.TRUE if seen.num_relevant else Verdict.FALSE)
     if kind is CallKind.ANSWER:
         return OracleReply(" ".join(thoughts), seen.value or NOT_STATED)
-    thoughts += [found(relation, seen), weighed(relation, seen, answer)]
+    if kind in (CallKind.CRITIC_TEXT, CallKind.CRITIC_IMAGE):
+        numbers = evidence_scores(relation, club_name, passages[0], emblem)
+        return OracleReply(" ".join(thoughts), dict(zip(RATINGS[kind], numbers, strict=False)))
+    thoughts.append(found(relation, seen))
+    if kind is CallKind.FACET:
+        return OracleReply(" ".join(thoughts), missing_facet(relation, club_name, seen, answer))
+    thoughts.append(weighed(relation, seen, answer))
+    if kind is CallKind.CONFIDENCE:
+        numbers = answer_scores(relation, seen, answer)
+        return OracleReply(" ".join(thoughts), dict(zip(RATINGS[kind], numbers, strict=True)))
     judge = support if kind is CallKind.IS_SUP else usefulness
     return OracleReply(" ".join(thoughts), judge(relation, seen, answer))
+
+
+def _unclear(kind: CallKind) -> str | Mapping[str, float]:
+    """The response to a question from elsewhere."""
+    if kind in RATINGS:
+        return dict.fromkeys(RATINGS[kind], 0.0)
+    return {CallKind.ANSWER: NOT_STATED, CallKind.FACET: NOTHING}.get(kind, Verdict.FALSE)

@@ -144,7 +144,7 @@ def _sort_example(rng: random.Random, names: Names, max_passages: int) -> Exampl
     """Read the content, then say what sort of thing a given answer is, be it right, wrong or out of place."""
     relation, question, passages = _reading(rng, names, max_passages)
     other = relation if rng.random() < 0.6 else rng.choice(list(Relation))
-    answer = reply(CallKind.ANSWER, question, passages).response
+    answer = str(reply(CallKind.ANSWER, question, passages).response)
     if answer == NOT_STATED or rng.random() < 0.5:
         answer = rng.choice(VALUES[other])
     if rng.random() < 0.1:

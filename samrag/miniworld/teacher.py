@@ -2,7 +2,8 @@
 
 It stands in for GPT where there is no network: it reads the prompt it is sent as a server would (fenced sections of the
 user turn, the kind from the schema's name), asks the oracle, and spoils a share of the replies: wrong verdicts, wrong
-answers, invalid JSON. Everything it says is simulated, and nothing it says is a measurement of a real model.
+answers, wrong numbers, invalid JSON. Everything it says is simulated, and nothing it says is a measurement of a real
+model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from samrag.calls import JUDGEMENTS, CallKind, Passage
 from samrag.miniworld import oracle
 from samrag.miniworld.language import EMBLEM, VALUES, Relation, understand
 from samrag.miniworld.world import COLOURS, SHAPES, Club, Emblem
-from samrag.replies import NOT_STATED, write
+from samrag.replies import NOT_STATED, NOTHING, write
 
 MODEL = "simulated-teacher"
 _SECTION = r"<{0}>\n(.*?)\n</{0}>"
@@ -99,13 +100,23 @@ def _spoil(asked: Asked, right: oracle.OracleReply, rng: random.Random) -> str:
         turned = {": yes": ": no", ": no": ": yes"}
         reasoning = re.sub(r": (?:yes|no)\b", lambda m: turned[m[0]], right.reasoning)
         return write(reasoning, wrong)
+    if isinstance(right.response, Mapping):
+        return write(right.reasoning, {name: _other_score(score, rng) for name, score in right.response.items()})
     understood = understand(asked.question)
+    if asked.kind is CallKind.FACET and understood is not None:
+        others = [NOTHING, *(f"{relation} of the {understood[1]}" for relation in VALUES)]
+        return write(right.reasoning, rng.choice([facet for facet in others if facet != right.response]))
     if asked.kind is not CallKind.ANSWER or understood is None:
         return write(right.reasoning, right.response)
     relation: Relation = understood[0]
     wrong_value = rng.choice([v for v in VALUES[relation] if v != right.response])
     reasoning = right.reasoning.replace(f" is {right.response}.", f" is {wrong_value}.")
     return write(reasoning, wrong_value if right.response != NOT_STATED or rng.random() < 0.5 else "unknown")
+
+
+def _other_score(score: float, rng: random.Random) -> float:
+    """A number on the other side of the middle, as a careless rater would give it."""
+    return round(rng.uniform(0, 0.4) if score > 0.5 else rng.uniform(0.6, 1), 2)
 
 
 def application(teacher: Teacher) -> web.Application:

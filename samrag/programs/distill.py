@@ -161,6 +161,7 @@ class _Recipe:
                 elif i in misled:
                     reasons[i] = ("caption_misses_answer", _said(reply))
                 else:
+                    assert isinstance(reply, (Judgement, Answer, Caption)), f"a teacher item got {type(reply).__name__}"
                     result[i] = Passed(call, wanted[i].doc_ids, reply, wanted[i].filters)
         for item, passed, (reason, detail) in zip(wanted, result, reasons, strict=True):
             if passed is None:

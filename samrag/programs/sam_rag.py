@@ -18,6 +18,7 @@ from samrag.programs.steps import (
     Log,
     SamplingOptions,
     answer_call,
+    comparable,
     drafted,
     judge_merged,
     judge_two_step,
@@ -188,7 +189,7 @@ def _majority(replies: Sequence[Reply]) -> Reply:
     answers = [reply for reply in replies if isinstance(reply, Answer)]
     if not answers:
         return replies[0]
-    keys = [tuple(sorted(value.casefold() for value in answer.values)) for answer in answers]
+    keys = [comparable(answer) for answer in answers]
     winner = Counter(keys).most_common(1)[0][0]  # most_common keeps first-seen order among equals
     return answers[keys.index(winner)]
 

@@ -172,6 +172,11 @@ def spoken(values: Sequence[str]) -> str:
     return "; ".join(values)
 
 
+def comparable(answer: Answer) -> tuple[str, ...]:
+    """An answer without case and order: equal for answers that say the same."""
+    return tuple(sorted(value.casefold() for value in answer.values))
+
+
 def drafted(reply: Reply, context: Sequence[Kept], batch: int, regeneration: int = 0) -> Draft:
     """Record an answer call's reply."""
     ids = tuple(kept.doc_id for kept in context)

@@ -23,7 +23,8 @@ def _verdict(verdict: Verdict | None, failure: str = "") -> Text:
 def show_trace(console: Console, question: str, trace: Trace, documents: Mapping[str, Document]) -> None:
     """Print documents with verdicts, drafts with verdicts, and the answer with its evidence."""
     console.print(Text(question, style="bold"))
-    seen = Table("batch", "document", "kind", "is_rel", "reasoning", title="Documents examined", title_justify="left")
+    judge = "score" if any(item.score is not None for item in trace.documents) else "is_rel"
+    seen = Table("batch", "document", "kind", judge, "reasoning", title="Documents examined", title_justify="left")
     for item in trace.documents:
         document = documents[item.doc_id]
         kept = "bold" if item.kept else "dim"
@@ -31,14 +32,17 @@ def show_trace(console: Console, question: str, trace: Trace, documents: Mapping
             str(item.batch),
             Text(document.title, style=kept),
             str(document.modality),
-            _verdict(item.verdict, item.failure),
+            _verdict(item.verdict, item.failure) if item.score is None else Text(f"{item.score:.2f}"),
             Text(item.reasoning),
         )
     console.print(seen)
     if trace.drafts:
         console.print(_drafts(trace.drafts))
     answer = spoken(trace.answers) or "(no answer that the evidence supports)"
-    console.print(Text(f"{answer}  [{trace.exit_reason}]", style="bold green" if trace.answers else "bold yellow"))
+    trust = "" if trace.confidence is None else f", confidence {trace.confidence:.2f}"
+    console.print(
+        Text(f"{answer}  [{trace.exit_reason}{trust}]", style="bold green" if trace.answers else "bold yellow")
+    )
     for doc_id in trace.context_ids if trace.answers else ():
         console.print(Text(f"  evidence: {documents[doc_id].title}"))
     usage = trace.usage
@@ -48,10 +52,18 @@ def show_trace(console: Console, question: str, trace: Trace, documents: Mapping
 
 
 def _drafts(drafts: tuple[Draft, ...]) -> Table:
-    table = Table("batch", "draft", "is_use", "is_sup", "reasoning", title="Drafts", title_justify="left")
+    refined = any(draft.accepted is not None for draft in drafts)
+    checks = ("looked for", "confidence") if refined else ("is_use", "is_sup")
+    table = Table("round" if refined else "batch", "draft", *checks, "reasoning", title="Drafts", title_justify="left")
     for draft in drafts:
         said = spoken(draft.answers) or (f"failed: {draft.failure}" if draft.failure else "not stated")
-        table.add_row(
-            str(draft.batch), Text(said), _verdict(draft.is_use), _verdict(draft.is_sup), Text(draft.reasoning)
-        )
+        cells = _refinement(draft) if refined else (_verdict(draft.is_use), _verdict(draft.is_sup))
+        table.add_row(str(draft.batch), Text(said), *cells, Text(draft.reasoning))
     return table
+
+
+def _refinement(draft: Draft) -> tuple[Text, Text]:
+    """What the evidence was chosen for, and the confidence it led to."""
+    confidence = "-" if draft.confidence is None else f"{draft.confidence:.2f}"
+    colour = "green" if draft.accepted else "red"
+    return Text(draft.facet or "-"), Text(f"{confidence} {'' if draft.accepted else 'rejected'}".strip(), style=colour)

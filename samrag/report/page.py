@@ -64,6 +64,8 @@ class DocumentView:
     verdict: str
     """True, False, "failed", or "" when relevance was not asked."""
     probability: str
+    score: str
+    """The critic's score (CLIMB)."""
     reasoning: str
     failure: str
     kept: bool
@@ -135,8 +137,8 @@ class QuestionView:
 
 
 def _main_cells(study: Study) -> list[tuple[str, tuple[QuestionScore, ...]]]:
-    """The cells whose traces are shown: SAM-RAG(R*+M*), then RAG(R*+M*)."""
-    wanted = [(Method.SAM_RAG, Checks.ALL), (Method.RAG, Checks.RAG)]
+    """The cells whose traces are shown: SAM-RAG(R*+M*), then RAG(R*+M*) and CLIMB(R*+M*)."""
+    wanted = [(Method.SAM_RAG, Checks.ALL), (Method.RAG, Checks.RAG), (Method.CLIMB, Checks.CLIMB)]
     return [
         (cell.key.label, score_cell(study.questions, cell))
         for method, checks in wanted
@@ -171,6 +173,7 @@ def _document_view(
         is_image=document is not None and document.modality is Modality.IMAGE,
         verdict="failed" if seen.failure else str(seen.verdict or ""),
         probability="" if probability is None or not math.isfinite(probability) else f"{probability:.2f}",
+        score=f"{seen.score:.2f}" if seen.scores and seen.score is not None else "",
         reasoning=seen.reasoning,
         failure=seen.failure,
         kept=seen.kept,

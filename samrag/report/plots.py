@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_METHODS = {Method.RAG: 0, Method.SAM_RAG: 1}
+_METHODS = {Method.RAG: 0, Method.SAM_RAG: 1, Method.CLIMB: 2}
 """A method's place in the palette, the same in every plot."""
 _STYLE = {
     "font.size": 11,

@@ -48,21 +48,27 @@ class Method(StrEnum):
 
     RAG = "rag"
     SAM_RAG = "sam_rag"
+    CLIMB = "climb"
 
     @property
     def label(self) -> str:
         """Name in tables and plots."""
-        return "RAG" if self is Method.RAG else "SAM-RAG"
+        return self.upper().replace("_", "-")
 
 
 class Checks(StrEnum):
-    """Which verifications were on."""
+    """Which verifications, and which steps of CLIMB, were on."""
 
     RAG = "rag"
     IS_REL = "is_rel"
     NO_IS_SUP = "no_is_sup"
     NO_IS_USE = "no_is_use"
     ALL = "all"
+    CLIMB = "climb"
+    NO_POOL = "no_pool"
+    NO_CRITIC = "no_critic"
+    NO_ITERATION = "no_iteration"
+    NO_FACET = "no_facet"
 
     @property
     def label(self) -> str:
@@ -76,7 +82,16 @@ _CHECK_LABELS = {
     Checks.NO_IS_SUP: "without is_sup",
     Checks.NO_IS_USE: "without is_use",
     Checks.ALL: "all",
+    Checks.CLIMB: "full",
+    Checks.NO_POOL: "without pool",
+    Checks.NO_CRITIC: "without critic",
+    Checks.NO_ITERATION: "without iteration",
+    Checks.NO_FACET: "without facet diagnosis",
 }
+SAM_RAG_CHECKS = (Checks.RAG, Checks.IS_REL, Checks.NO_IS_SUP, Checks.NO_IS_USE, Checks.ALL)
+"""The rows of SAM-RAG's Table 3."""
+CLIMB_CHECKS = (Checks.CLIMB, Checks.NO_POOL, Checks.NO_CRITIC, Checks.NO_ITERATION, Checks.NO_FACET)
+"""The rows of CLIMB's Table 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +309,7 @@ def evaluate(study: Study, seed: int = 0) -> Row:
         "table2": [_system_row(k, s, seed) for k, s in scored if k.checks is _full_checks(k.method)],
         "table3": _ablation_rows(scored, seed),
         "table4": _context_rows(study.questions, scored, seed),
+        "climb": _climb_rows(scored, seed),
         "retrieval": retrieval,
     }
     return {
@@ -310,7 +326,7 @@ Scored = Sequence[tuple[CellKey, tuple[QuestionScore, ...]]]
 
 def _full_checks(method: Method) -> Checks:
     """The checks of a method's own row; the others are its ablations."""
-    return Checks.RAG if method is Method.RAG else Checks.ALL
+    return {Method.RAG: Checks.RAG, Method.SAM_RAG: Checks.ALL, Method.CLIMB: Checks.CLIMB}[method]
 
 
 def _tuned(scored: Scored, method: Method, checks: Checks) -> tuple[QuestionScore, ...] | None:
@@ -349,26 +365,46 @@ def _system_row(key: CellKey, scores: Sequence[QuestionScore], seed: int) -> Row
 def _ablation_rows(scored: Scored, seed: int) -> list[Row]:
     """Table 3: what each check is worth, against all of them, on the same questions."""
     cells = {
-        checks: _tuned(scored, Method.RAG if checks is Checks.RAG else Method.SAM_RAG, checks) for checks in Checks
+        checks: _tuned(scored, Method.RAG if checks is Checks.RAG else Method.SAM_RAG, checks)
+        for checks in SAM_RAG_CHECKS
     }
-    full = cells[Checks.ALL]
+    return [
+        _ablation_row(checks, scores, cells[Checks.ALL], seed) for checks, scores in cells.items() if scores is not None
+    ]
+
+
+def _ablation_row(
+    checks: Checks, scores: Sequence[QuestionScore], full: Sequence[QuestionScore] | None, seed: int
+) -> Row:
+    """A variant of a method beside the whole of it."""
+    ems = [score.em for score in scores]
+    delta = None if full is None else _percent(ems, [score.em for score in full])
+    tested = full is not None and full is not scores
+    p_value = paired_permutation_test(ems, [score.em for score in full or ()], seed) if tested else None
+    return {
+        "checks": checks.label,
+        **_with_interval("em", ems, seed),
+        "f1": _percent([score.f1 for score in scores]),
+        "delta_em": delta,
+        "p_value": None if p_value is None else round(p_value, 6),
+    }
+
+
+def _climb_rows(scored: Scored, seed: int) -> list[Row]:
+    """What each step of CLIMB is worth, by retriever and generator, beside SAM-RAG with the same ones."""
+    cells = {(key.retriever, key.student, key.checks): scores for key, scores in scored}
     rows = []
-    for checks, scores in cells.items():
-        if scores is None:
-            continue
-        ems = [score.em for score in scores]
-        delta = None if full is None else _percent(ems, [score.em for score in full])
-        tested = full is not None and checks is not Checks.ALL
-        p_value = paired_permutation_test(ems, [score.em for score in full or ()], seed) if tested else None
-        rows.append(
-            {
-                "checks": checks.label,
-                **_with_interval("em", ems, seed),
-                "f1": _percent([score.f1 for score in scores]),
-                "delta_em": delta,
-                "p_value": None if p_value is None else round(p_value, 6),
-            }
-        )
+    for retriever, student in dict.fromkeys((k.retriever, k.student) for k, _ in scored if k.method is Method.CLIMB):
+        full = cells.get((retriever, student, Checks.CLIMB))
+        for checks in (*CLIMB_CHECKS, Checks.ALL):
+            scores = cells.get((retriever, student, checks))
+            if scores is None:
+                continue
+            calls = [score.trace.usage.calls for score in scores if score.trace is not None]
+            row = _ablation_row(checks, scores, full, seed)
+            if checks is Checks.ALL:
+                row["checks"] = Method.SAM_RAG.label
+            rows.append({"retriever": retriever, "student": student, **row, "calls": _mean(calls)})
     return rows
 
 
@@ -445,7 +481,7 @@ def _accuracy_goals(rows: Sequence[Row]) -> list[Row]:
 
 def _ablation_goal(rows: Sequence[Row]) -> Row:
     goal = "Ablation: all checks together are best, or the best lies within their interval"
-    if len(rows) < len(Checks):
+    if len(rows) < len(SAM_RAG_CHECKS):
         return _goal(goal, None)
     full = next(row for row in rows if row["checks"] == Checks.ALL.label)
     best = max((row for row in rows if row is not full), key=lambda row: row["em"])

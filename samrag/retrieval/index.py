@@ -68,6 +68,7 @@ class Index:
     def __init__(self, vectors: Any, doc_ids: Sequence[str], manifest: IndexManifest) -> None:
         self._faiss = vectors
         self.doc_ids = tuple(doc_ids)
+        self._places = {doc_id: place for place, doc_id in enumerate(self.doc_ids)}
         self.manifest = manifest
 
     def __len__(self) -> int:
@@ -102,6 +103,10 @@ class Index:
             raise UserError(f"the files of the index {folder} do not belong together; build the index again.")
         return cls(vectors, doc_ids, manifest)
 
+    def vectors(self, doc_ids: Sequence[str]) -> NDArray[np.float32]:
+        """Vectors[N, D] of documents, in the order asked for."""
+        return self._matrix()[[self._places[doc_id] for doc_id in doc_ids]]
+
     def search(self, query_vectors: NDArray[np.float32], k: int) -> list[list[Hit]]:
         """The k best documents of each query[N, D], best first; equal scores in corpus order.
 
@@ -124,10 +129,15 @@ class Index:
 
     def _pair_scores(self, queries: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Inner products scores[Q, K] of queries[Q, D] with the documents at positions[Q, K]."""
+        matrix = self._matrix()
+        return np.stack([(matrix[row] * query).sum(axis=1) for query, row in zip(queries, positions, strict=True)])
+
+    def _matrix(self) -> NDArray[np.float32]:
+        """The stored vectors[N, D] themselves, not a copy."""
         import faiss
 
-        matrix = faiss.rev_swig_ptr(self._faiss.get_xb(), len(self) * self._faiss.d).reshape(len(self), -1)
-        return np.stack([(matrix[row] * query).sum(axis=1) for query, row in zip(queries, positions, strict=True)])
+        stored: NDArray[np.float32] = faiss.rev_swig_ptr(self._faiss.get_xb(), len(self) * self._faiss.d)
+        return stored.reshape(len(self), -1)
 
     def _ranked(self, scores: NDArray[np.float32], positions: NDArray[np.int64], k: int) -> list[Hit]:
         order = np.lexsort((positions, -scores))[:k]

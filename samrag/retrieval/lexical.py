@@ -5,6 +5,7 @@ Both are baselines that any learned retriever must beat: in MultiModalQA most qu
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections import defaultdict
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from samrag.calls import Passage
 from samrag.errors import UserError
 from samrag.retrieval.index import Hit
 from samrag.schema import Document
@@ -23,6 +25,15 @@ def words(text: str) -> list[str]:
     """Case-folded words of a text, accents and punctuation removed (`Beyonce's` gives `beyonce`, `s`)."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     return WORD.findall("".join(character for character in plain if not unicodedata.combining(character)))
+
+
+def word_overlap(phrase: str, passages: Sequence[Passage]) -> list[float]:
+    """How much of a phrase stands in each passage, from 0 to 1; a word that few of the passages have counts more."""
+    sets = [set(words(f"{passage.title} {passage.text}")) for passage in passages]
+    wanted = dict.fromkeys(words(phrase))
+    weights = {word: math.log((len(sets) + 1) / (sum(word in found for found in sets) + 0.5)) for word in wanted}
+    total = sum(weights.values())
+    return [sum(weights[word] for word in wanted if word in found) / total if total else 0.0 for found in sets]
 
 
 class Bm25Ranker:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samrag.calls import SAM_RAG_KINDS, CallKind, Passage
+from samrag.calls import CallKind, Facet, Passage, Rating
 from samrag.miniworld import oracle
 from samrag.miniworld.language import EMBLEM, Relation, ask, club_text, describe, founder_text, raw_caption
 from samrag.miniworld.world import Club, Emblem, Founder
@@ -31,7 +31,7 @@ OTHER_PICTURE = Passage(HAWKS.name + EMBLEM, describe(HAWKS.emblem))
 SPORT, JOB, COLOUR = (ask(relation, OWLS.name, 0) for relation in (Relation.SPORT, Relation.JOB, Relation.COLOUR))
 
 
-def verdict(kind: CallKind, question: str, passages: list[Passage], answer: str = "") -> str:
+def verdict(kind: CallKind, question: str, passages: list[Passage], answer: str = "") -> object:
     return oracle.reply(kind, question, passages, answer=answer).response
 
 
@@ -136,12 +136,72 @@ def test_captions_and_images_that_cannot_be_seen() -> None:
         assert oracle.reply(kind, COLOUR).response == "A picture."
 
 
-@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
+@pytest.mark.parametrize(
+    ("question", "passage", "scores"),
+    [
+        (SPORT, CLUB, (1.0, 1.0)),
+        (SPORT, OTHER_CLUB, (0.0, 0.0)),
+        (SPORT, FOUNDER, (0.0, 0.0)),
+        (COLOUR, CLUB, (0.4, 0.0)),
+        (COLOUR, PICTURE, (1.0, 1.0)),
+        (COLOUR, VAGUE, (1.0, 0.2)),
+        (JOB, CLUB, (1.0, 0.6)),
+        (JOB, FOUNDER, (1.0, 1.0)),
+        ("Who is there?", CLUB, (0.0, 0.0)),
+    ],
+)
+def test_evidence_is_rated_by_relevance_and_by_what_can_be_read_from_it(
+    question: str, passage: Passage, scores: tuple[float, ...]
+) -> None:
+    reply = oracle.reply(CallKind.CRITIC_TEXT, question, [passage])
+    assert parse(CallKind.CRITIC_TEXT, write(reply.reasoning, reply.response)) == Rating(scores, reply.reasoning)
+
+
+@pytest.mark.parametrize(
+    ("passage", "emblem", "alignment"),
+    [(PICTURE, OWLS.emblem, 1.0), (VAGUE, OWLS.emblem, 0.0), (PICTURE, HAWKS.emblem, 0.0), (PICTURE, None, 0.0)],
+)
+def test_a_caption_is_aligned_by_the_share_of_what_it_says_rightly(
+    passage: Passage, emblem: Emblem | None, alignment: float
+) -> None:
+    reply = oracle.reply(CallKind.CRITIC_IMAGE, COLOUR, [passage], passage.title, emblem)
+    assert isinstance(reply.response, dict)
+    assert reply.response["Alignment"] == alignment
+
+
+@pytest.mark.parametrize(
+    ("question", "passages", "answer", "scores", "facet"),
+    [
+        (SPORT, [OTHER_CLUB, CLUB], "golf", (1.0, 1.0, 1.0), ""),
+        (SPORT, [CLUB], "judo", (0.0, 1.0, 0.0), "sport of the Oak Owls"),
+        (JOB, [CLUB, FOUNDER], NOT_STATED, (0.0, 0.2, 0.0), "job of Ada Page"),
+        (SPORT, [OTHER_CLUB], "Selby", (0.0, 0.2, 0.5), "sport of the Oak Owls"),
+        (JOB, [CLUB, FOUNDER], "baker", (1.0, 1.0, 1.0), ""),
+        (JOB, [CLUB], "baker", (0.5, 1.0, 0.5), "job of Ada Page"),
+        (JOB, [FOUNDER], "baker", (0.5, 1.0, 1.0), "founder of the Oak Owls"),
+        (COLOUR, [VAGUE], "blue", (0.5, 1.0, 0.5), "colour of the Oak Owls emblem"),
+        ("Who is there?", [CLUB], "golf", (0.0, 0.0, 0.0), ""),
+    ],
+)
+def test_confidence_and_the_facet_that_is_missing(
+    question: str, passages: list[Passage], answer: str, scores: tuple[float, ...], facet: str
+) -> None:
+    rated, named = (
+        parse(kind, write(reply.reasoning, reply.response))
+        for kind in (CallKind.CONFIDENCE, CallKind.FACET)
+        for reply in [oracle.reply(kind, question, passages, answer=answer)]
+    )
+    assert isinstance(rated, Rating)
+    assert isinstance(named, Facet)
+    assert (rated.scores, named.text) == (scores, facet)
+
+
+@pytest.mark.parametrize("kind", oracle.KINDS)
 @pytest.mark.parametrize("question", [SPORT, JOB, COLOUR, "Who is there?"])
 def test_every_reply_keeps_the_contract(kind: CallKind, question: str) -> None:
     reply = oracle.reply(kind, question, [CLUB, FOUNDER, PICTURE], PICTURE.title, OWLS.emblem, "golf")
     parsed = parse(kind, write(reply.reasoning, reply.response))
-    assert type(parsed).__name__ in ("Judgement", "Answer", "Caption")
+    assert type(parsed).__name__ in ("Judgement", "Answer", "Caption", "Rating", "Facet")
 
 
 def test_the_reasoning_says_what_is_asked_goes_through_the_documents_and_says_what_the_answer_is() -> None:

@@ -12,15 +12,16 @@ from PIL import Image
 
 from samrag.calls import (
     JUDGEMENTS,
-    SAM_RAG_KINDS,
     Answer,
     Call,
     CallKind,
     Caption,
     Completion,
+    Facet,
     Failure,
     Judgement,
     Passage,
+    Rating,
     Reply,
     Sampling,
 )
@@ -37,6 +38,9 @@ CLUBS = draw_clubs(Split.DEV, 30, 4)
 EMBLEMS = {club.name + EMBLEM: club.emblem for club in CLUBS}
 
 
+ABOUT_ANSWERS = (CallKind.ANSWER, CallKind.IS_USE, CallKind.IS_SUP, CallKind.CONFIDENCE, CallKind.FACET)
+
+
 def calls_of(kind: CallKind) -> list[Call]:
     """Calls of a kind on every club, with the right documents beside another club's."""
     calls = []
@@ -51,9 +55,11 @@ def calls_of(kind: CallKind) -> list[Call]:
                 Passage(club.founder.name, founder_text(club)),
                 Passage(club.name + EMBLEM, describe(club.emblem)),
             )
-            if kind is CallKind.IS_REL_TEXT:
+            if kind in (CallKind.IS_REL_TEXT, CallKind.CRITIC_TEXT):
                 calls.append(Call(kind, question, passages[form % 2 : form % 2 + 1]))
-            elif kind in (CallKind.ANSWER, CallKind.IS_USE, CallKind.IS_SUP):
+            elif kind is CallKind.CRITIC_IMAGE:
+                calls.append(Call(kind, question, (Passage(title, describe(club.emblem)),), title, "a.png"))
+            elif kind in ABOUT_ANSWERS:
                 facts = club.emblem if relation in IMAGE_RELATIONS else club
                 judged = str(getattr(facts, relation, other.sport)) if kind is not CallKind.ANSWER else ""
                 calls.append(Call(kind, question, passages, answer=judged))
@@ -88,18 +94,20 @@ def content(reply: Reply) -> object:
     """What a reply says, its reasoning aside."""
     if isinstance(reply, Judgement):
         return reply.verdict
-    return reply.values if isinstance(reply, Answer) else reply.text if isinstance(reply, Caption) else None
+    if isinstance(reply, Rating):
+        return reply.scores
+    return reply.values if isinstance(reply, Answer) else reply.text if isinstance(reply, (Caption, Facet)) else None
 
 
 @pytest.mark.parametrize("style", PromptStyle)
-@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
+@pytest.mark.parametrize("kind", oracle.KINDS)
 def test_at_error_rate_zero_the_teacher_says_what_the_oracle_says(kind: CallKind, style: PromptStyle) -> None:
     teacher = Teacher(CLUBS, error_rate=0)
     for call in calls_of(kind):
         assert teacher.text(body_of(call, style=style)) == right_text(call)
 
 
-@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
+@pytest.mark.parametrize("kind", oracle.KINDS)
 def test_at_error_rate_one_no_reply_is_right(kind: CallKind) -> None:
     teacher = Teacher(CLUBS, error_rate=1)
     broken = 0
@@ -126,7 +134,7 @@ def test_equal_requests_get_equal_replies_and_another_seed_another_draw() -> Non
     assert first != [Teacher(CLUBS, 0.5).text(body_of(call, seed=1)) for call in calls]
 
 
-@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
+@pytest.mark.parametrize("kind", oracle.KINDS)
 def test_a_second_try_is_answered_from_the_first_turn_and_drawn_anew(kind: CallKind) -> None:
     refused = {"role": "assistant", "content": "I cannot tell."}
     again = {"role": "user", "content": "Your last reply cannot be used."}
@@ -136,7 +144,7 @@ def test_a_second_try_is_answered_from_the_first_turn_and_drawn_anew(kind: CallK
     assert [Teacher(CLUBS, 1).text(body) for body in bodies] != [Teacher(CLUBS, 1).text(body_of(c)) for c in calls]
 
 
-@pytest.mark.parametrize("kind", SAM_RAG_KINDS)
+@pytest.mark.parametrize("kind", oracle.KINDS)
 def test_a_request_is_read_from_its_data_not_from_the_worked_examples(kind: CallKind) -> None:
     for call in calls_of(kind)[:9]:
         asked = read_request(body_of(call))
@@ -177,7 +185,7 @@ def served(teacher: Teacher, work: Any) -> Any:
 def test_the_api_engine_gets_the_oracles_replies_over_http(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAMRAG_TEST_KEY", "any")
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.png")
-    calls = [calls_of(kind)[5] for kind in SAM_RAG_KINDS]
+    calls = [calls_of(kind)[5] for kind in oracle.KINDS]
     calls = [Call(c.kind, c.question, c.passages, c.title, c.image, c.answer, sampling=Sampling(1.2)) for c in calls]
 
     async def ask_all(url: str) -> list[Completion]:

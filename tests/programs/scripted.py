@@ -11,16 +11,19 @@ from typing import Any, Generic, TypeVar
 from samrag.calls import (
     INTERLEAVED_KINDS,
     JUDGEMENTS,
+    RATINGS,
     Answer,
     Call,
     CallKind,
     Caption,
     Completion,
     Composition,
+    Facet,
     Failure,
     FailureReason,
     Judgement,
     Program,
+    Rating,
     Reply,
 )
 from samrag.schema import Document, Modality, Usage, Verdict
@@ -38,6 +41,10 @@ RULES = {
     CallKind.IS_SUP: "sup",
     CallKind.INTERLEAVED_EN: "compose",
     CallKind.INTERLEAVED_ZH: "compose",
+    CallKind.CRITIC_TEXT: "critic",
+    CallKind.CRITIC_IMAGE: "critic",
+    CallKind.CONFIDENCE: "confidence",
+    CallKind.FACET: "facet",
 }
 DEFAULTS = {
     "rel": Verdict.TRUE,
@@ -46,6 +53,9 @@ DEFAULTS = {
     "use": Verdict.TRUE,
     "sup": Verdict.TRUE,
     "compose": "text",
+    "critic": 1.0,
+    "confidence": 1.0,
+    "facet": "facet",
 }
 
 
@@ -93,10 +103,13 @@ class ScriptedEngine:
 
 
 def by_rules(**rules: Any) -> Script:
-    """A script by kind: `rel`, `caption`, `answer`, `use`, `sup`, `compose`; whatever is not named says yes.
+    """A script by kind, whose rules have these names; whatever is not named says yes.
+
+    The names: `rel`, `caption`, `answer`, `use`, `sup`, `compose`, `critic`, `confidence`, `facet`.
 
     A rule is a reply, a list of replies (one a call, the last one for all further calls), or a function of the call.
-    A verdict stands for its judgement, a text for an answer or a caption, a tuple for an answer of several values.
+    A verdict stands for its judgement, a text for an answer, a caption or a facet, a tuple for an answer of several
+    values or for the numbers of a rating, a number for a rating that has it everywhere.
     """
     rules = {name: list(rule) if isinstance(rule, list) else rule for name, rule in (DEFAULTS | rules).items()}
 
@@ -106,6 +119,12 @@ def by_rules(**rules: Any) -> Script:
             rule = rule.pop(0) if len(rule) > 1 else rule[0]
         elif callable(rule):
             rule = rule(call)
+        if isinstance(rule, float):
+            rule = (rule,) * len(RATINGS[call.kind])
+        if call.kind in RATINGS and isinstance(rule, tuple):
+            return Rating(rule, about(call))
+        if call.kind is CallKind.FACET and isinstance(rule, str):
+            return Facet(rule, about(call))
         if isinstance(rule, Verdict):
             return Judgement(rule, f"{call.kind} of {call.answer or call.title or call.passages[0].title}: {rule}")
         if isinstance(rule, str):
@@ -137,6 +156,10 @@ def hashed(seed: int, failure_rate: float = 0.15) -> Script:
             return Failure(rng.choice(list(FailureReason)))
         if call.kind in JUDGEMENTS:
             return Judgement(rng.choice(JUDGEMENTS[call.kind]), about(call))
+        if call.kind in RATINGS:
+            return Rating(tuple(rng.choice([0.0, 0.5, 0.8, 1.0]) for _ in RATINGS[call.kind]), about(call))
+        if call.kind is CallKind.FACET:
+            return Facet(rng.choice(["", "t1 t2", "i1 caption", "t5", "t7 t3"]), about(call))
         if call.kind is CallKind.ANSWER:
             return Answer(rng.choice([("a",), ("b",), ("A",), ("b", "a"), ()]), about(call))
         if call.kind in INTERLEAVED_KINDS.values():

@@ -116,6 +116,28 @@ def test_every_text_is_shown_and_none_is_markup(study: Study) -> None:
     assert not [a for _, attrs in page.tags for a in attrs if a.startswith("on")]
 
 
+def test_rounds_of_refinement_are_shown_with_their_confidence(study: Study) -> None:
+    draft = Draft(
+        ("old",), "r", ("t",), 0, confidence=0.5, confidence_reasoning=hostile("confidence-reasoning"), accepted=True
+    )
+    refused = Draft(("new",), "r", ("e",), 1, facet=hostile("facet"), confidence=0.25, accepted=False)
+    seen = ExaminedDocument("t", 0, True, reasoning="rated", scores=(0.7, 0.8), score=0.75)
+    cells = tuple(
+        Cell(
+            CellKey(checks, method, "R*", "M*", checks),
+            tuple(
+                Trace(q.question_id, method, ("old",), ExitReason.REJECTED, ("t",), (seen,), (draft, refused))
+                for q in study.questions
+            ),
+        )
+        for method, checks in ((Method.SAM_RAG, Checks.ALL), (Method.CLIMB, Checks.CLIMB))
+    )
+    page = Page(_render(replace(study, cells=cells)))
+    for shown in ("CLIMB(R*+M*)", "0.75", "0.50", "0.25, not accepted", "no gain", "Ablation of CLIMB"):
+        assert shown in page.text
+    assert hostile("facet") in page.text and hostile("confidence-reasoning") in page.text
+
+
 def test_nothing_is_loaded_from_elsewhere(study: Study) -> None:
     source = _render(study)
     links = [a[k] or "" for _, a in Page(source).tags for k in ("src", "href", "srcset", "data", "action") if k in a]

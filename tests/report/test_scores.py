@@ -192,6 +192,32 @@ def test_right_answers_alone_give_100_without_spread_and_gold_arn_is_the_mean_su
     assert all(arns["sam_rag", modality] == arns["gold", modality] for modality in ("all", "text", "image"))
 
 
+CLIMB_KEYS = tuple(
+    CellKey(f"{checks}-{student}", Method.CLIMB, "R*", student, checks)
+    for student in ("M*", "G")
+    for checks in (Checks.NO_CRITIC, Checks.CLIMB)
+)
+
+
+def test_climb_stands_beside_its_ablations_and_beside_sam_rag_of_the_same_generator(study: Study) -> None:
+    traces = study.cells[0].traces
+    abstained = tuple(replace(trace, answers=()) for trace in traces)
+    cells = tuple(Cell(key, traces if key.checks is Checks.CLIMB else abstained) for key in CLIMB_KEYS)
+    figures = evaluate(replace(study, cells=(*study.cells, *cells)))
+    rows = figures["climb"]
+    assert [(row["student"], row["checks"]) for row in rows] == [
+        ("M*", "full"), ("M*", "without critic"), ("M*", "SAM-RAG"), ("G", "full"), ("G", "without critic"),
+    ]  # fmt: skip
+    full, without, sam_rag = rows[:3]
+    assert (full["delta_em"], full["p_value"], full["calls"]) == (0.0, None, sam_rag["calls"])
+    assert (without["em"], without["delta_em"]) == (0.0, -full["em"])
+    assert (sam_rag["em"], sam_rag["delta_em"], sam_rag["p_value"]) == (full["em"], 0.0, 1.0)
+    assert [row["method"] for row in figures["table2"]].count("climb") == 2
+    assert evaluate(study)["climb"] == []
+    for name in ("table3", "goals"):
+        assert figures[name] == evaluate(study)[name]
+
+
 def test_an_ablation_with_the_same_answers_differs_by_nothing(study: Study) -> None:
     cells = tuple(Cell(cell.key, study.cells[0].traces) for cell in study.cells)
     rows = evaluate(replace(study, cells=cells))["table3"]

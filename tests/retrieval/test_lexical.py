@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from samrag.calls import Passage
 from samrag.errors import UserError
-from samrag.retrieval.lexical import Bm25Ranker, TitleRanker
+from samrag.retrieval.lexical import Bm25Ranker, TitleRanker, word_overlap
 
 from .conftest import text_document
 
@@ -52,3 +53,18 @@ def test_an_empty_corpus_is_refused():
     for ranker in (Bm25Ranker, TitleRanker):
         with pytest.raises(UserError, match="empty"):
             ranker([])
+
+
+def test_overlap_counts_rare_words_more_and_lies_between_nothing_and_the_whole_phrase():
+    passages = [
+        Passage("Old mill", "The mill of Sorne."),
+        Passage("Sorne", "The town of SORN\u00c9."),
+        Passage("x", "y"),
+    ]
+    mill, town, other = word_overlap("mill of Sorne", passages)
+    assert mill == 1.0 > town > other == 0.0
+    assert word_overlap("mill", passages)[0] > word_overlap("mill bridge", passages)[0] > 0
+    rare, common = word_overlap("mill sorne", passages)[:2]
+    assert rare - common > common  # only the first has the rarer word
+    assert word_overlap("!!", passages) == [0.0] * 3
+    assert word_overlap("mill", []) == []
