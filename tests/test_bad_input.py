@@ -413,7 +413,7 @@ class TestModels:
 
     def test_a_model_without_a_processor(self, folder: Path, run_script: Any, index: Path, tiny_llava: Path) -> None:
         outcome = self.answer(folder, run_script, index, "--model_path", bare(tiny_llava, folder / "bare"))
-        refused(outcome, folder / "bare", "no processor", "save_pretrained")
+        refused(outcome, folder / "bare", "no usable processor", "save its model's processor")
 
     def test_training_on_a_model_without_a_processor(
         self, folder: Path, run_script: Any, tiny_llava: Path, sft_file: Path
@@ -422,7 +422,7 @@ class TestModels:
             "train/sft.py", "--model_path", bare(tiny_llava, folder / "bare"), "--train_files", sft_file,
             "--output_dir", folder / "out", "--report_to", "none", "--use_cpu", "true", "--bf16", "false",
         )  # fmt: skip
-        refused(outcome, folder / "bare", "no usable processor", "copy its base model's files")
+        refused(outcome, folder / "bare", "no usable processor", "save its model's processor")
 
     def test_an_adapter_of_other_templates(
         self, folder: Path, run_script: Any, index: Path, tiny_llava: Path, adapter: Path
@@ -494,8 +494,8 @@ def adapter(folder: Path, tiny_llava: Path) -> Path:
     from samrag.training.student import ADAPTER_FILE, lora_config
 
     model = AutoModelForImageTextToText.from_pretrained(tiny_llava)
-    get_peft_model(model, lora_config(SftArguments("x", "x"))).save_pretrained(folder / "adapter")
-    write_json(folder / "adapter" / ADAPTER_FILE, {"template": "old"})
+    get_peft_model(model, lora_config(model, SftArguments("x", ["x"]))).save_pretrained(folder / "adapter")
+    write_json(folder / "adapter" / ADAPTER_FILE, {"templates": {"answer": "old"}})
     return folder / "adapter"
 
 

@@ -40,7 +40,7 @@ def reciprocal_rank(ranking: Sequence[str], positives: Collection[str], k: int) 
 
 
 def ndcg_at_k(ranking: Sequence[str], positives: Collection[str], k: int) -> float:
-    """nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002); a document ranked twice counts once.
+    """nDCG@k with gain 1 for a positive (Jarvelin and Kekalainen, 2002); a document ranked twice counts once.
 
     Raises:
         ValueError: there are no positives, or k is below 1.
