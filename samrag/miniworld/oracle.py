@@ -134,9 +134,12 @@ def found(relation: Relation, seen: Inspection) -> str:
 
 
 def weighed(relation: Relation, seen: Inspection, answer: str) -> str:
-    """The answer under judgement: its sort, and how it compares with what was found."""
+    """The answer under judgement: its sort, and how it compares with what was found; a sentence is not repeated."""
+    sort = sort_of(relation, answer)
+    if sort == "sentence":
+        return "The answer is a sentence."
     against = f", {compare(answer, seen.value)}" if seen.value else ""
-    return f"The answer is {answer}, a {sort_of(relation, answer)}{against}."
+    return f"The answer is {answer}, a {sort}{against}."
 
 
 def sort_of(relation: Relation, answer: str) -> str:
