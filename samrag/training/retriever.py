@@ -310,8 +310,8 @@ def _checked_row(path: Path, number: int, value: Mapping[str, Any]) -> dict[str,
         raise UserError(f"{path}, line {number}: `pos` is empty; a row needs a positive.")
     row = {"query": query, "pos": pos, "neg": neg}
     for name, texts in (("pos_scores", pos), ("neg_scores", neg)):
-        if name in value:
-            scores = value[name]
+        scores = value.get(name)
+        if scores:  # an empty list says that there are none
             if not isinstance(scores, list) or len(scores) != len(texts) or not all(map(_is_number, scores)):
                 raise UserError(f"{path}, line {number}: `{name}` must have a number for each of {len(texts)} texts.")
             row[name] = [float(score) for score in scores]

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import samrag
 from samrag.errors import UserError
 from samrag.retrieval.embedder import Embedder
 from samrag.training import flagembedding
@@ -15,6 +19,8 @@ from samrag.training.retrieval_evaluation import HeldOutEvaluator, comparison
 from samrag.training.retriever_arguments import RetrieverArguments
 
 retriever = pytest.importorskip("samrag.training.retriever")
+
+ROOT = Path(samrag.__file__).parent.parent
 
 WORDS = (
     "who where founded the club in town red blue arle borv cald dune eske fenn gorl holt rowing chess find :".split()
@@ -360,3 +366,32 @@ def test_mixing_back_the_base_is_linear(base):
 def test_impossible_arguments_are_refused_by_name(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong)) if "one_row" not in str(wrong) else "num_negatives is 7"):
         RetrieverArguments(base_model="quickstart", train_file="rows.jsonl", **wrong)
+
+
+@pytest.mark.entry
+@pytest.mark.training
+@pytest.mark.parametrize("base", ["cls"], indirect=True)
+def test_two_processes_learn_as_one_with_all_passages_as_negatives(base, tmp_path):
+    rows = write_rows(tmp_path / "rows.jsonl", rows_of(16))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def trained(folder, launcher, batch):
+        config = {
+            "base_model": str(base), "train_file": str(rows), "output_dir": str(folder), "num_negatives": 2,
+            "cache_gradients": True, "across_processes": True, "max_chunk_tokens": 40, "learning_rate": 1e-3,
+            "per_device_train_batch_size": batch, "num_train_epochs": 2, "use_cpu": True, "report_to": "none",
+            "save_strategy": "no", "logging_steps": 1, "temperature": 0.05,
+        }  # fmt: skip
+        path = tmp_path / f"{folder.name}.json"
+        path.write_text(json.dumps(config))
+        command = [sys.executable, *launcher, str(ROOT / "train" / "retriever.py"), "--config", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        return Embedder.load(folder, device="cpu").encode_queries([row["query"] for row in rows_of(16)])
+
+    two = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    one_process, two_processes = trained(tmp_path / "one", [], 8), trained(tmp_path / "two", two, 4)
+    untrained = Embedder.load(base, device="cpu").encode_queries([row["query"] for row in rows_of(16)])
+    moved = 1 - (one_process * untrained).sum(axis=1).mean()
+    assert moved > 0.01
+    assert 1 - (one_process * two_processes).sum(axis=1).mean() < 0.1 * moved  # dropout differs
