@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from samrag.answering import Method, documents_for, looked_up
+from samrag.answering import Method, documents_for, looked_up, similarity_for
 from samrag.arguments import AnswerArguments, LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.files import read_records
@@ -27,7 +27,9 @@ async def answer(question: Question, arguments: RunArguments, loop: LoopArgument
     method = Method.of(arguments)
     hits = documents_for(method, [question], documents, Path(arguments.index_dir), arguments.embedder, loop)
     async with load_engine(arguments, teacher) as engine:
-        program = method.program(question, looked_up(hits, documents)[0], loop)
+        program = method.program(
+            question, looked_up(hits, documents)[0], loop, similarity_for(loop, arguments.embedder)
+        )
         (result,) = await gather([program], engine, Schedule.CONCURRENT)
     return dataclasses.replace(result.value, usage=result.usage)
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from samrag.answering import Method, documents_for, looked_up, write_traces
+from samrag.answering import Method, documents_for, looked_up, similarity_for, write_traces
 from samrag.arguments import LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.files import read_records
@@ -39,6 +39,7 @@ async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: Teac
             Schedule.LOCKSTEP if local else Schedule.CONCURRENT,
             loop,
             arguments.max_in_flight if local else teacher.concurrency,
+            similarity_for(loop, arguments.embedder),
         )
 
 

