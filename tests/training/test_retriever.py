@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -372,12 +373,16 @@ def test_impossible_arguments_are_refused_by_name(wrong):
 @pytest.mark.training
 @pytest.mark.parametrize("base", ["cls"], indirect=True)
 def test_two_processes_learn_as_one_with_all_passages_as_negatives(base, tmp_path):
+    certain = shutil.copytree(base, tmp_path / "base")  # without dropout, which draws differently on two processes
+    settings = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = json.loads((certain / "config.json").read_text())
+    (certain / "config.json").write_text(json.dumps({**config, **settings}))
     rows = write_rows(tmp_path / "rows.jsonl", rows_of(16))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
     def trained(folder, launcher, batch):
         config = {
-            "base_model": str(base), "train_file": str(rows), "output_dir": str(folder), "num_negatives": 2,
+            "base_model": str(certain), "train_file": str(rows), "output_dir": str(folder), "num_negatives": 2,
             "cache_gradients": True, "across_processes": True, "max_chunk_tokens": 40, "learning_rate": 1e-3,
             "per_device_train_batch_size": batch, "num_train_epochs": 2, "use_cpu": True, "report_to": "none",
             "save_strategy": "no", "logging_steps": 1, "temperature": 0.05,
@@ -393,5 +398,5 @@ def test_two_processes_learn_as_one_with_all_passages_as_negatives(base, tmp_pat
     one_process, two_processes = trained(tmp_path / "one", [], 8), trained(tmp_path / "two", two, 4)
     untrained = Embedder.load(base, device="cpu").encode_queries([row["query"] for row in rows_of(16)])
     moved = 1 - (one_process * untrained).sum(axis=1).mean()
-    assert moved > 0.01
-    assert 1 - (one_process * two_processes).sum(axis=1).mean() < 0.1 * moved  # dropout differs
+    assert moved > 1e-3
+    assert 1 - (one_process * two_processes).sum(axis=1).mean() < 1e-3 * moved
