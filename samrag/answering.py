@@ -19,6 +19,7 @@ from samrag.files import append_record, drop_cut_line, read_json, read_records, 
 from samrag.programs.climb import ClimbOptions, Similarity, climb
 from samrag.programs.rag import RagOptions, rag
 from samrag.programs.sam_rag import SamRagOptions, sam_rag
+from samrag.programs.verdicts import VerdictOptions, with_verdicts
 from samrag.progress import progress
 from samrag.prompts import PromptStyle
 from samrag.retrieval.lexical import word_overlap
@@ -65,6 +66,11 @@ class Method:
         similarity: Similarity = word_overlap,
     ) -> Program[Trace]:
         """The program for one question; CLIMB asks `similarity` how near a facet lies to passages."""
+        return with_verdicts(self._program(question, ranking, loop, similarity), options_of(VerdictOptions, loop))
+
+    def _program(
+        self, question: Question, ranking: Sequence[Document], loop: LoopArguments, similarity: Similarity
+    ) -> Program[Trace]:
         if self.name == "rag":
             return rag(question, ranking, options_of(RagOptions, loop))
         if self.name == "climb":
@@ -76,7 +82,7 @@ class Method:
         return sam_rag(question, ranking, options)
 
 
-Options = TypeVar("Options", RagOptions, SamRagOptions, ClimbOptions)
+Options = TypeVar("Options", RagOptions, SamRagOptions, ClimbOptions, VerdictOptions)
 
 
 def options_of(kind: type[Options], loop: LoopArguments) -> Options:

@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass
 from samrag.config import STRICT
 from samrag.programs.climb import Assessment, Rejection
 from samrag.programs.sam_rag import Exhausted, ImageJudgement
+from samrag.programs.verdicts import VerdictMode
 
 
 def _at_least(group: object, minimum: float, *names: str) -> None:
@@ -368,6 +369,13 @@ class RetrievalArguments:
 class LoopArguments:
     """Options of RAG, SAM-RAG and CLIMB that a run may set (see `samrag.programs`)."""
 
+    verdict_mode: VerdictMode = VerdictMode.REASONED
+    """reasoned; direct: verdicts alone, in one step; cascade: direct, and reasoned where that is not sure. The last two
+    need a student that was taught direct verdicts."""
+    sure: float = 0.9
+    """Cascade: probability from which a direct verdict stands."""
+    sure_by_kind: dict[str, float] = field(default_factory=dict)
+    """Cascade: thresholds of single kinds, as inference/calibrate.py writes them."""
     k: int = 8
     """RAG: documents in the context."""
     batch_size: int = 7

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from samrag.calls import Call, CallKind, Completion, Failure, FailureReason, Reply, Sampling
+from samrag.calls import Call, CallKind, Completion, Failure, FailureReason, Judgement, Reply, Sampling
 from samrag.engines.meter import Meter
 from samrag.prompts import Prompt, PromptStyle, render, style_hash, template_hash
 from samrag.replies import parse, reply_schema
@@ -48,6 +48,8 @@ class Request:
     """Hash of the prompt templates."""
     repair: Repair | None = None
     """Set for the second turn that follows an invalid reply."""
+    direct: bool = False
+    """The verdict alone is wanted, with its probability; the prompt says so too, and with it the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class RawReply:
     """`stop`, `length` or `content_filter`."""
     input_tokens: int = 0
     output_tokens: int = 0
+    probability: float | None = None
+    """Of a direct verdict, among those its kind has."""
     cached: bool = False
     """True when it came from a store and nothing was asked of the model."""
 
@@ -136,7 +140,8 @@ class Engine:
     def request(self, call: Call) -> Request:
         """Render a call."""
         template = template_hash(self.style, call.kind)
-        return Request(call.kind, render(call, self.style), call.sampling, call.sample_index, template)
+        prompt = render(call, self.style)
+        return Request(call.kind, prompt, call.sampling, call.sample_index, template, direct=call.direct)
 
     def key(self, call: Call) -> str:
         """Key of the call's reply in the store behind this engine; of the last one, where there were second tries.
@@ -171,6 +176,8 @@ def _completion(request: Request, raw: RawReply | Failure) -> Completion:
         reply = Failure(FailureReason.CONTENT_FILTER, raw.text[:200])
     else:
         reply = parse(request.kind, raw.text)
+        if isinstance(reply, Judgement):
+            reply = replace(reply, probability=raw.probability)
     usage = Usage(1, int(raw.cached), int(isinstance(reply, Failure)), raw.input_tokens, raw.output_tokens)
     return Completion(reply, usage, raw.text)
 

@@ -5,7 +5,8 @@ instead of being copied at every step, and each row draws from its own random nu
 on the batch it was in.
 
 Left out: models that place images in more than one position dimension (M-RoPE, such as Qwen-VL), state-space layers,
-several images in a prompt, and constrained decoding. For those, serve the model and use `samrag.engines.api`.
+several images in a prompt, and constrained decoding beyond direct verdicts. For those, serve the model and use
+`samrag.engines.api`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from samrag.calls import Failure, FailureReason
+from samrag.calls import JUDGEMENTS, CallKind, Failure, FailureReason
 from samrag.engines.base import RawReply, Request
 from samrag.errors import UserError
 from samrag.files import sha256, within
 from samrag.images import IMAGE_ERRORS
 from samrag.prompts import Prompt
+from samrag.replies import write
+from samrag.schema import ChatMessage
 from samrag.training.student import check_adapter, check_templates
 from samrag.vlm import ChatProcessor, Picture, load_adapter, load_model
 
@@ -94,8 +97,12 @@ class _Row:
     """Most new tokens: `max_tokens`, or what the context leaves."""
     temperature: float
     seed: int
+    candidates: list[int] = field(default_factory=list)
+    """Of a direct verdict: the first token of each verdict that the kind has; the prompt then ends before it."""
     new_tokens: list[int] = field(default_factory=list)
     finish_reason: str = "length"
+    probabilities: list[float] = field(default_factory=list)
+    """Of the candidates, among one another."""
 
 
 def _is_whole(text: str) -> bool:
@@ -172,7 +179,10 @@ class _Decoder:
         """Decode one batch; fills `new_tokens` and `finish_reason` of its rows."""
         try:
             with self._adapter(adapter_on):
-                self._decode(rows, chat, cancelled)
+                if rows[0].candidates:
+                    self._choose(rows, chat)
+                else:
+                    self._decode(rows, chat, cancelled)
         except torch.OutOfMemoryError as error:
             if len(rows) == 1:
                 raise UserError(
@@ -187,28 +197,46 @@ class _Decoder:
                 row.new_tokens, row.finish_reason = [], "length"
             self.run(half, chat, adapter_on, cancelled)
 
-    def _decode(self, rows: list[_Row], chat: ChatProcessor, cancelled: Callable[[], bool]) -> None:
-        """B rows, W the longest prompt, S the most new tokens. Prompts are padded on the left."""
-        device = self.device
-        width, steps = max(len(row.tokens) for row in rows), max(row.limit for row in rows)
+    def _prompts(
+        self, rows: list[_Row], chat: ChatProcessor, steps: int
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """The model's inputs for B prompts of W tokens at most, padded on the left.
+
+        Also the mask[B, W + steps] and the positions[B, W + steps] with room for new tokens.
+        """
+        width, device = max(len(row.tokens) for row in rows), self.device
         pad = chat.pad_token_id
         ids = torch.tensor([[pad] * (width - len(row.tokens)) + row.tokens for row in rows], device=device)
         lengths = torch.tensor([len(row.tokens) for row in rows], device=device)
         columns = torch.arange(width + steps, device=device)
-        mask = columns >= width - lengths[:, None]  # [B, W + S]
-        positions = (columns - (width - lengths[:, None])).clamp(0, self.context - 1)  # [B, W + S]
-        limits = torch.tensor([row.limit for row in rows], device=device)
-        ends = self._ends | ({chat.tokenizer.eos_token_id} - {None})
-        draw = _Draw(rows, steps, device)
+        mask = columns >= width - lengths[:, None]
+        positions = (columns - (width - lengths[:, None])).clamp(0, self.context - 1)
         given = chat.inputs(ids, mask[:, :width], [row.picture for row in rows if row.picture])
         given = {
             name: value.to(device, self.model.dtype if value.is_floating_point() else None)
             for name, value in given.items()
         }
+        return {**given, "position_ids": positions[:, :width]}, mask, positions
+
+    def _choose(self, rows: list[_Row], chat: ChatProcessor) -> None:
+        """Direct verdicts: one step, the probability of each candidate for the next token among the candidates."""
+        given, _, _ = self._prompts(rows, chat, 0)
+        logits = self.model(**given, use_cache=False, **({"logits_to_keep": 1} if self._last_only else {})).logits
+        for row, own in zip(rows, logits[:, -1].float(), strict=True):
+            row.probabilities = own[row.candidates].softmax(-1).tolist()
+
+    def _decode(self, rows: list[_Row], chat: ChatProcessor, cancelled: Callable[[], bool]) -> None:
+        """B rows, W the longest prompt, S the most new tokens."""
+        device, steps = self.device, max(row.limit for row in rows)
+        given, mask, positions = self._prompts(rows, chat, steps)
+        width = given["input_ids"].shape[1]
+        limits = torch.tensor([row.limit for row in rows], device=device)
+        ends = self._ends | ({chat.tokenizer.eos_token_id} - {None})
+        draw = _Draw(rows, steps, device)
         options: dict[str, Any] = {"use_cache": True, "past_key_values": Cache(layer_class_to_replicate=_GrowingLayer)}
         if self._last_only:
             options["logits_to_keep"] = 1
-        output = self.model(**given, position_ids=positions[:, :width], **options)
+        output = self.model(**given, **options)
         stops = torch.zeros(
             output.logits.shape[-1], dtype=torch.bool
         )  # the model may have more rows than the tokenizer
@@ -463,9 +491,30 @@ class LocalBackend:
             if cancelled():
                 return []
             for row in batch:
-                text = self._chat.decode(row.new_tokens)
-                replies[row.position] = RawReply(text, row.finish_reason, len(row.tokens), len(row.new_tokens))
+                replies[row.position] = self._reply(row, requests[row.position].kind)
         return [replies[position] for position in range(len(requests))]
+
+    def _reply(self, row: _Row, kind: CallKind) -> RawReply:
+        if row.candidates:
+            best = max(range(len(row.candidates)), key=row.probabilities.__getitem__)
+            text = write("", JUDGEMENTS[kind][best])
+            return RawReply(text, "stop", len(row.tokens), 1, row.probabilities[best])
+        return RawReply(self._chat.decode(row.new_tokens), row.finish_reason, len(row.tokens), len(row.new_tokens))
+
+    @functools.cache  # noqa: B019 - few kinds, and the backend lives as long as its process
+    def _verdict_tokens(self, kind: CallKind) -> tuple[list[int], list[int]]:
+        """What all direct replies of a kind begin with, and the token with which each verdict goes on.
+
+        Raises:
+            UserError: two verdicts begin with the same token.
+        """
+        chats = [(ChatMessage("user", ""), ChatMessage("assistant", write("", v))) for v in JUDGEMENTS[kind]]
+        replies = self._chat.encode_replies(chats)
+        begun = next(i for i, tokens in enumerate(zip(*replies, strict=False)) if len(set(tokens)) > 1)
+        candidates = [tokens[begun] for tokens in replies]
+        if len(set(candidates)) < len(candidates):
+            raise UserError(f"the tokenizer begins two verdicts of {kind} with the same token; use reasoned verdicts.")
+        return replies[0][:begun], candidates
 
     def _row(self, position: int, request: Request) -> _Row | Failure:
         prompt, sampling = request.prompt, request.sampling
@@ -478,6 +527,10 @@ class LocalBackend:
                 return Failure(FailureReason.BAD_IMAGE, f"{prompt.image}: {error}"[:300])
         text = self.text(prompt)
         (tokens,) = self._chat.encode([text], [[picture.tokens] if picture else []])
+        candidates: list[int] = []
+        if request.direct:
+            beginning, candidates = self._verdict_tokens(request.kind)
+            tokens = tokens + beginning
         room = self._decoder.context - len(tokens)
         if room < 1:
             return Failure(
@@ -486,19 +539,24 @@ class LocalBackend:
         limit = min(sampling.max_tokens, room)
         source = f"{sampling.seed}\0{request.sample_index}\0{prompt.image}\0{text}"
         seed = int.from_bytes(hashlib.sha256(source.encode("utf-8", "replace")).digest()[:8], "big") >> 1
-        return _Row(position, tokens, picture, limit, sampling.temperature, seed)
+        return _Row(position, tokens, picture, limit, sampling.temperature, seed, candidates)
 
     def _batches(self, rows: list[_Row]) -> Iterator[list[_Row]]:
-        """Rows of similar length, longest first; images of one batch have equal shapes."""
+        """Rows of similar length, longest first; of one form, and with images of equal shapes."""
         shapes = {row.picture.shapes for row in rows if row.picture}
         first = min(shapes, default=None, key=str)
-        for shape in sorted(shapes, key=str) if shapes else (None,):
-            group = [row for row in rows if (row.picture.shapes if row.picture else first) == shape]
-            group.sort(key=lambda row: -len(row.tokens))
-            while group:
-                size = max(1, min(self.max_batch, self.batch_tokens // len(group[0].tokens)))
-                yield group[:size]
-                group = group[size:]
+        for direct in (False, True):
+            for shape in sorted(shapes, key=str) if shapes else (None,):
+                group = [
+                    row
+                    for row in rows
+                    if bool(row.candidates) is direct and (row.picture.shapes if row.picture else first) == shape
+                ]
+                group.sort(key=lambda row: -len(row.tokens))
+                while group:
+                    size = max(1, min(self.max_batch, self.batch_tokens // len(group[0].tokens)))
+                    yield group[:size]
+                    group = group[size:]
 
 
 def _folder(path: Path | str, name: str) -> Path:

@@ -33,7 +33,7 @@ _SCHEMA = (
     CREATE TABLE IF NOT EXISTS replies (
         key TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, model TEXT NOT NULL, request TEXT NOT NULL, text TEXT NOT NULL,
         finish_reason TEXT NOT NULL, input_tokens INTEGER NOT NULL, output_tokens INTEGER NOT NULL,
-        created TEXT NOT NULL
+        created TEXT NOT NULL, probability REAL
     )
     """,
     "CREATE TABLE IF NOT EXISTS instructions (digest TEXT NOT NULL UNIQUE, text TEXT NOT NULL)",
@@ -88,6 +88,8 @@ class Store:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
             for table in _SCHEMA:
                 connection.execute(table)
+            if "probability" not in {column[1] for column in connection.execute("PRAGMA table_info(replies)")}:
+                connection.execute("ALTER TABLE replies ADD COLUMN probability REAL")  # a store of an older version
         except BaseException:
             connection.close()
             raise
@@ -108,14 +110,14 @@ class Store:
     def get(self, keys: Sequence[str]) -> dict[str, RawReply]:
         """The replies that are known, marked as cached."""
         found: dict[str, RawReply] = {}
-        columns = "key, text, finish_reason, input_tokens, output_tokens"
+        columns = "key, text, finish_reason, input_tokens, output_tokens, probability"
         with self._explained():
             for start in range(0, len(keys), _MAX_VARIABLES):
                 part = keys[start : start + _MAX_VARIABLES]
                 marks = ",".join("?" * len(part))
                 query = f"SELECT {columns} FROM replies WHERE key IN ({marks})"
-                for key, text, finish_reason, input_tokens, output_tokens in self._reader.execute(query, part):
-                    found[key] = RawReply(text, finish_reason, input_tokens, output_tokens, cached=True)
+                for key, text, finish_reason, num_in, num_out, probability in self._reader.execute(query, part):
+                    found[key] = RawReply(text, finish_reason, num_in, num_out, probability, cached=True)
         return found
 
     async def put(self, entries: Sequence[Entry]) -> None:
@@ -136,7 +138,7 @@ class Store:
         created = datetime.now(UTC).isoformat(timespec="seconds")
         rows = [
             (e.key, e.kind, e.model, e.request, e.reply.text, e.reply.finish_reason, e.reply.input_tokens,
-             e.reply.output_tokens, created)
+             e.reply.output_tokens, created, e.reply.probability)
             for e in entries
         ]  # fmt: skip
         instructions = {(_digest(e.instruction), e.instruction.encode("utf-8", "replace").decode()) for e in entries}
@@ -144,7 +146,7 @@ class Store:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 self._writer.executemany("INSERT OR IGNORE INTO instructions VALUES (?,?)", sorted(instructions))
-                self._writer.executemany("INSERT OR IGNORE INTO replies VALUES (?,?,?,?,?,?,?,?,?)", rows)
+                self._writer.executemany("INSERT OR IGNORE INTO replies VALUES (?,?,?,?,?,?,?,?,?,?)", rows)
                 self._writer.execute("COMMIT")
             except BaseException:
                 if self._writer.in_transaction:

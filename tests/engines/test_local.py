@@ -16,12 +16,15 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import LlavaForConditionalGeneration, LlavaProcessor
 
-from samrag.calls import Call, CallKind, Failure, FailureReason, Passage, Sampling
+from samrag.calls import JUDGEMENTS, Call, CallKind, Failure, FailureReason, Judgement, Passage, Sampling
 from samrag.engines.base import RawReply, Request
 from samrag.engines.local import LocalBackend
 from samrag.errors import UserError
 from samrag.miniworld import tiny_llava
 from samrag.prompts import Prompt, PromptStyle, render
+from samrag.replies import parse, write
+from samrag.schema import ChatMessage
+from samrag.training.evaluation import verdict_probabilities
 from samrag.vlm import FAMILIES
 
 
@@ -368,3 +371,40 @@ def test_settings_below_one_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="max_batch is 0"):
         LocalBackend.load(folder, image_root=folder, max_batch=0)
     assert json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"] == "llava"
+
+
+@pytest.mark.parametrize("kind", JUDGEMENTS)
+def test_a_direct_verdict_is_the_likeliest_and_has_its_probability(
+    kind: CallKind, backend: LocalBackend, folder: Path
+) -> None:
+    """Against the whole replies' likelihoods, scored one by one."""
+    calls = [
+        Call(
+            kind, f"Who {'really ' * i}founded it?", (Passage("Club", "By the sea."),), "Club", answer="A", direct=True
+        )
+        for i in range(3)
+    ]
+    if kind is CallKind.IS_REL_IMAGE:
+        calls = [
+            dataclasses.replace(call, image=f"{colour}.png") for call, colour in zip(calls, ("red", "blue", "red"))
+        ]
+    asked = [dataclasses.replace(request(call), direct=True) for call in calls]
+    reasoned = request(Call(CallKind.ANSWER, "Q?", (Passage("T", "x"),)))
+    *replies, other = generate(backend, [*asked, reasoned])
+    assert isinstance(other, RawReply) and other.probability is None
+    model, chat = backend._decoder.model, backend._chat
+    for made, reply in zip(asked, replies, strict=True):
+        picture = chat.picture(folder / made.prompt.image) if made.prompt.image else None
+        (prompt,) = chat.encode([backend.text(made.prompt)], [[picture.tokens] if picture else []])
+        verdicts = chat.encode_replies(
+            [(ChatMessage("user", "x"), ChatMessage("assistant", write("", v))) for v in JUDGEMENTS[kind]]
+        )
+        begun = next(i for i, tokens in enumerate(zip(*verdicts, strict=False)) if len(set(tokens)) > 1)
+        cut = [tokens[: begun + 1] for tokens in verdicts]
+        (scores,) = verdict_probabilities(model, chat, [(prompt, [picture] if picture else [])], [cut], 8)
+        assert isinstance(reply, RawReply)
+        assert reply.output_tokens == 1
+        said = parse(kind, reply.text)
+        assert isinstance(said, Judgement)
+        assert JUDGEMENTS[kind].index(said.verdict) == max(range(len(scores)), key=scores.__getitem__)
+        assert reply.probability == pytest.approx(max(scores), abs=1e-4)

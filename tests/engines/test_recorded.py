@@ -11,13 +11,14 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from samrag.calls import CallKind, Failure, FailureReason, Sampling
 from samrag.engines.base import RawReply, Repair, Request
-from samrag.engines.recorded import RecordedBackend, Store
+from samrag.engines.recorded import Entry, RecordedBackend, Store
 from samrag.errors import UserError
 from samrag.prompts import Prompt
 
@@ -254,3 +255,18 @@ def test_a_killed_process_has_lost_no_reply_it_returned(tmp_path: Path) -> None:
     ask(tmp_path, inner, *[request(line.split("#")[0]) for line in returned])
     assert len(returned) >= 100
     assert inner.asked == []
+
+
+def test_a_store_of_an_older_version_gets_the_column_of_probabilities(tmp_path: Path) -> None:
+    path = tmp_path / "calls.sqlite"
+    Store(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("ALTER TABLE replies DROP COLUMN probability")
+        row = ("k", "is_use", "m", "{}", "text", "stop", 1, 2, "now")
+        connection.execute("INSERT INTO replies VALUES (?,?,?,?,?,?,?,?,?)", row)
+        connection.commit()
+    store = Store(path)
+    assert store.get(["k"]) == {"k": RawReply("text", "stop", 1, 2, None, cached=True)}
+    asyncio.run(store.put([Entry("l", "is_use", "m", "{}", RawReply("t", "stop", 1, 1, 0.75), "i")]))
+    assert store.get(["l"])["l"].probability == 0.75
+    store.close()
