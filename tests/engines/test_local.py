@@ -385,10 +385,8 @@ def test_a_direct_verdict_is_the_likeliest_and_has_its_probability(
         for i in range(3)
     ]
     if kind is CallKind.IS_REL_IMAGE:
-        calls = [
-            dataclasses.replace(call, image=f"{colour}.png")
-            for call, colour in zip(calls, ("red", "blue", "red"), strict=True)
-        ]
+        colours = ("red", "blue", "red")
+        calls = [dataclasses.replace(c, image=f"{colour}.png") for c, colour in zip(calls, colours, strict=True)]
     asked = [dataclasses.replace(request(call), direct=True) for call in calls]
     reasoned = request(Call(CallKind.ANSWER, "Q?", (Passage("T", "x"),)))
     *replies, other = generate(backend, [*asked, reasoned])
