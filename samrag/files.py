@@ -38,8 +38,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rt", encoding="utf-8") as handle:  # type: ignore[operator]
-            for number, line in enumerate(handle, 1):
+        with opener(path, "rb") as handle:  # type: ignore[operator]
+            for number, raw in enumerate(handle, 1):
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 if line.strip():
                     yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -48,7 +49,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{path}, after line {number}: not UTF-8 text ({error.reason}); convert the file to UTF-8."
+            f"{path}, line {number}: not UTF-8 text ({error.reason}); convert the file to UTF-8."
         ) from error
 
 
