@@ -215,7 +215,7 @@ def test_an_absolute_path_is_refused_even_inside_its_folder(tmp_path: Path) -> N
 def test_a_byte_that_is_no_text_is_named_by_its_line_and_a_mark_of_order_is_none(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n{"a": 2}\n{"a": "caf\xe9"}\n')
-    lines = read_json_lines(path)
+    lines = files.read_json_lines(path)
     assert [next(lines), next(lines)] == [(1, {"a": 1}), (2, {"a": 2})]
     with pytest.raises(UserError, match=r"rows.jsonl, line 3: not UTF-8 text"):
         next(lines)
