@@ -33,7 +33,7 @@ def main() -> None:
                 f"{inputs[0]}: question {question.question_id!r} has no supporting document, so it has no recall; "
                 "take a split with labels, or remove the question."
             )
-    rankings = rank_all(questions, documents, arguments.rankers, arguments.indexes, max(arguments.at))
+    rankings = rank_all(questions, documents, arguments.rankers, arguments.indexes, max(arguments.at), arguments.fused)
     rows = recall_rows(questions, rankings, arguments.at)
     output = Path(arguments.output_dir)
     write_json(output / "retrieval.json", {"rows": rows, "questions": len(questions), "documents": len(documents)})

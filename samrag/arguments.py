@@ -358,6 +358,8 @@ class RetrievalArguments:
     """Lexical rankers: title, bm25."""
     indexes: list[str] = field(default_factory=list)
     """Dense rankers: label=index folder=embedder, for example R=runs/index_r=quickstart."""
+    fused: list[str] = field(default_factory=list)
+    """Labels of rankers (title, BM25, and those of the indexes) that are fused by reciprocal rank to one more."""
     at: list[int] = field(default_factory=lambda: [1, 2, 5, 10])
     """The N of recall@N."""
 
