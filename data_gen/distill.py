@@ -59,7 +59,10 @@ async def distill(arguments: DistillArguments, teacher: TeacherArguments) -> Non
     passed = Counter(str(item.call.kind) for result in results for item in result.passed)
     ledger = engine.meter.ledger
     cost = "" if ledger.price is None else f"${ledger.spent_usd:,.4f} in this run; stored replies cost nothing anew"
-    card = data_card(rows, passed, dropped, usage, arguments, teacher, len(materials), cost)
+    refused: Counter[tuple[str, str]] = Counter()
+    for result in results:
+        refused.update(result.refused)
+    card = data_card(rows, passed, dropped, refused, usage, arguments, teacher, len(materials), cost)
     write_text(output / "data_card.md", card)
     write_samples(
         output / "samples.html",

@@ -86,9 +86,16 @@ Options = TypeVar("Options", RagOptions, SamRagOptions, ClimbOptions, VerdictOpt
 
 
 def options_of(kind: type[Options], loop: LoopArguments) -> Options:
-    """A program's options from the arguments that bear their names."""
+    """A program's options from the arguments that bear their names.
+
+    Raises:
+        UserError: a value is out of range.
+    """
     given = dataclasses.asdict(loop)
-    return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given})
+    try:
+        return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.name in given})
+    except ValueError as error:
+        raise UserError(f"{error}.") from error
 
 
 def depth(loop: LoopArguments) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from samrag.answering import looked_up, rank_documents
 from samrag.arguments import DistillArguments
-from samrag.calls import Answer, Call, Caption, FailureReason, Judgement
+from samrag.calls import Call, FailureReason, Judgement
 from samrag.engines.base import Engine
 from samrag.errors import UserError
 from samrag.files import read_records
@@ -18,19 +18,9 @@ from samrag.programs.distill import Distilled, DistillOptions, Material, Passed,
 from samrag.programs.steps import spoken
 from samrag.progress import progress
 from samrag.prompts import PromptStyle, render, template_hash
-from samrag.replies import NOT_STATED, write
+from samrag.replies import write_reply
 from samrag.schedule import Schedule, run
 from samrag.schema import ChatMessage, Document, DroppedItem, Question, SftRow, Usage
-
-
-def target_text(reply: Judgement | Answer | Caption) -> str:
-    """A reply as the student is to write it: the JSON contract, chain of thought first."""
-    if isinstance(reply, Judgement):
-        return write(reply.reasoning, reply.verdict)
-    if isinstance(reply, Caption):
-        return write("", reply.text)
-    values = list(reply.values) or [NOT_STATED]
-    return write(reply.reasoning, values[0] if len(values) == 1 else values)
 
 
 def sft_row(question_id: str, passed: Passed, direct: bool, call_key: str, teacher_model: str) -> SftRow:
@@ -46,7 +36,7 @@ def sft_row(question_id: str, passed: Passed, direct: bool, call_key: str, teach
     prompt = render(replace(passed.call, direct=direct), PromptStyle.STUDENT)
     reply = replace(passed.reply, reasoning="") if direct and isinstance(passed.reply, Judgement) else passed.reply
     return SftRow(
-        (prompt.message(), ChatMessage("assistant", target_text(reply))),
+        (prompt.message(), ChatMessage("assistant", write_reply(reply))),
         (prompt.image,) if prompt.image else (),
         passed.call.kind,
         passed.label,
@@ -87,9 +77,18 @@ def draw_wrong_answers(question: Question, questions: Sequence[Question], count:
 
 
 def options_of(arguments: DistillArguments) -> DistillOptions:
-    """The recipe's options from the arguments that bear their names."""
+    """The recipe's options from the arguments that bear their names.
+
+    Raises:
+        UserError: a value is out of range.
+    """
     given = asdict(arguments)
-    return DistillOptions(**{field.name: given[field.name] for field in fields(DistillOptions) if field.name in given})
+    try:
+        return DistillOptions(
+            **{field.name: given[field.name] for field in fields(DistillOptions) if field.name in given}
+        )
+    except ValueError as error:
+        raise UserError(f"{error}.") from error
 
 
 def read_materials(arguments: DistillArguments) -> tuple[list[Material], dict[str, Document]]:

@@ -11,6 +11,7 @@ import datetime
 import hashlib
 import json
 import logging
+import os
 import platform
 import shlex
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import samrag
+from samrag.errors import UserError
 from samrag.files import read_json, sha256, write_json
 
 RUN_RECORD = "run.json"
@@ -71,7 +73,7 @@ def fingerprint(path: Path) -> str:
     digest = hashlib.sha256()
     kept = (p for p in path.rglob("*") if p.is_file() and p.name != RUN_RECORD and "wandb" not in p.parts)
     for file in sorted(kept):
-        digest.update(f"{file.relative_to(path)}\0{sha256(file)}\0".encode())
+        digest.update(os.fsencode(file.relative_to(path)) + f"\0{sha256(file)}\0".encode())
     return digest.hexdigest()
 
 
@@ -120,8 +122,14 @@ def write_run_record(folder: Path, arguments: Sequence[object], inputs: Sequence
 
 
 def is_finished(folder: Path, arguments: Sequence[object], inputs: Sequence[Path]) -> bool:
-    """Whether the folder holds a whole artefact of this configuration and these inputs; says so when it does."""
+    """Whether the folder holds a whole artefact of this configuration and these inputs; says so when it does.
+
+    Raises:
+        UserError: there is a file in the folder's place.
+    """
     path = Path(folder) / RUN_RECORD
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise UserError(f"{folder} is a file; give a folder to write to.")
     if not path.is_file() or read_json(path).get("identity") != identity(arguments, inputs):
         return False
     log.info("%s is up to date: nothing to do.", folder)

@@ -178,6 +178,16 @@ def write(reasoning: str, response: str | list[str] | Mapping[str, float]) -> st
     return json.dumps(body, ensure_ascii=False)
 
 
+def write_reply(reply: Judgement | Answer | Caption) -> str:
+    """A reply as a student is to write it: the contract's JSON, chain of thought first."""
+    if isinstance(reply, Judgement):
+        return write(reply.reasoning, reply.verdict)
+    if isinstance(reply, Caption):
+        return write("", reply.text)
+    values = list(reply.values) or [NOT_STATED]
+    return write(reply.reasoning, values[0] if len(values) == 1 else values)
+
+
 def write_composition(reason: str, category: str, answer: str) -> str:
     """The interleaved contract's JSON text (RAG-IGBench)."""
     return json.dumps({"reason": reason, "category": category, "answer": answer}, ensure_ascii=False)

@@ -90,7 +90,7 @@ def parse_line(model: type[Line], path: Path, number: int, value: dict[str, Any]
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        reason = first["msg"].removeprefix("Value error, ")
+        reason = "must not be empty" if first["type"] == "too_short" else first["msg"].removeprefix("Value error, ")
         raise BadItemError(f"{path}, line {number}, {field or model.__name__}", reason) from error
 
 

@@ -121,6 +121,8 @@ def read_documents(folder: Path, quarantine: Quarantine, first_frame: bool = Fal
     Raises:
         UserError: there are neither texts nor images, or a file is broken as a whole.
     """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; check data_dir.")
     documents: dict[str, Document] = {}
     texts = _table(folder, "texts")
     found = (*_images(folder, quarantine, first_frame), *(_texts(texts, quarantine) if texts else ()))
@@ -325,7 +327,8 @@ def _table(folder: Path, stem: str) -> Path | None:
 def _lines(path: Path, model: type[Any], quarantine: Quarantine) -> Iterator[tuple[int, Any]]:
     """Yield (line number, checked line) of a JSONL or CSV file; says once which columns are not used."""
     unused: set[str] = set()
-    for number, value in _cells(path, quarantine) if path.suffix == ".csv" else read_json_lines(path):
+    needed = [name for name, column in model.model_fields.items() if column.is_required()]
+    for number, value in _cells(path, needed, quarantine) if path.suffix == ".csv" else read_json_lines(path):
         unused |= set(value) - set(model.model_fields)
         try:
             yield number, parse_line(model, path, number, value)
@@ -335,11 +338,11 @@ def _lines(path: Path, model: type[Any], quarantine: Quarantine) -> Iterator[tup
         log.warning("%s: not used: %s", path, ", ".join(sorted(unused)))
 
 
-def _cells(path: Path, quarantine: Quarantine) -> Iterator[tuple[int, dict[str, Any]]]:
+def _cells(path: Path, needed: Sequence[str], quarantine: Quarantine) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, row) of a CSV file with a header; a row of several lines is named by its last.
 
     Raises:
-        UserError: it is no UTF-8 CSV file, or its header has a column twice or without a name.
+        UserError: it is no UTF-8 CSV file, or its header lacks a column that is needed, or has one twice or unnamed.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as handle:
@@ -347,6 +350,11 @@ def _cells(path: Path, quarantine: Quarantine) -> Iterator[tuple[int, dict[str, 
             names = [name.strip() for name in reader.fieldnames or ()]
             if len(set(names)) < len(names) or not all(names):
                 raise UserError(f"{path}, line 1: every column of the header needs a name of its own.")
+            if missing := [name for name in needed if name not in names]:
+                raise UserError(
+                    f"{path}, line 1: the header has no column {missing[0]!r}, but {', '.join(map(repr, names))}; names"
+                    " are as written in lower case, and columns are separated by commas."
+                )
             reader.fieldnames = names
             for row in reader:
                 number = reader.line_num

@@ -36,6 +36,7 @@ _RETRIED_STATUS = (408, 409, 429)
 _NO_CREDIT = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _MOST_LIMITED = 50  # 429s that one request sits out; they are not attempts
 _REFUSALS_THAT_STOP = 20
+_GIVEN_UP_THAT_STOP = 3  # requests given up after all attempts, while nothing was ever answered
 log = logging.getLogger(__name__)
 
 
@@ -122,6 +123,7 @@ class ApiBackend:
         self._reached = False
         self._num_answered = 0
         self._num_refused = 0
+        self._num_given_up = 0
 
     def __repr__(self) -> str:
         return f"ApiBackend(model={self.model!r}, base_url={self.base_url!r})"
@@ -173,6 +175,8 @@ class ApiBackend:
         """
         import openai
 
+        if not self.base_url.startswith(("http://", "https://")):
+            raise UserError(f"the server's address {self.base_url!r} does not begin with http:// or https://.")
         loop = asyncio.get_running_loop()
         if self._client is None or self._loop is not loop:
             key = os.environ.get(self.api_key_env, "")
@@ -238,6 +242,12 @@ class ApiBackend:
             raise UserError(
                 f"the server at {self.base_url} is gone ({attempts} attempts); start it and run again:"
                 " recorded replies are kept."
+            )
+        self._num_given_up += 1
+        if not self._num_answered and self._num_given_up >= _GIVEN_UP_THAT_STOP:
+            raise UserError(
+                f"the server at {self.base_url} has answered none of its requests, each tried {attempts} times"
+                f" ({outcome.detail}); check its address, and what it logs."
             )
         return Failure(FailureReason.SERVER, f"after {attempts} attempts: {outcome.detail}")
 

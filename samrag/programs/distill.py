@@ -8,7 +8,8 @@ bridge-aware positives, contexts of several documents, wrong answers, and refusa
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Generator, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from samrag.calls import Answer, Call, CallKind, Caption, Composition, Failure, Judgement, Passage, Program, Reply
@@ -24,6 +25,7 @@ from samrag.programs.steps import (
     spoken,
 )
 from samrag.prompts.render import IMAGE_MARK
+from samrag.replies import write_reply
 from samrag.schema import Document, DroppedItem, Modality, Question, Verdict
 
 
@@ -80,6 +82,8 @@ class Distilled:
     question_id: str
     passed: tuple[Passed, ...]
     dropped: tuple[DroppedItem, ...]
+    refused: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Replies that did not pass, by kind and reason, those included after which another draw passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ class _Recipe:
     options: DistillOptions
     passed: list[Passed] = field(default_factory=list)
     dropped: list[DroppedItem] = field(default_factory=list)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Replies that did not pass, by kind and reason, those included after which another draw passed."""
     calls: list[Call] = field(default_factory=list)
     """What a plan would have asked."""
 
@@ -157,12 +163,14 @@ class _Recipe:
                 elif IMAGE_MARK in _said(reply):
                     reasons[i] = ("image_marker", _said(reply))  # a row would count it as an image
                 elif not wanted[i].accepts(reply, min_f1):
-                    reasons[i] = ("label_mismatch", _said(reply))
+                    reasons[i] = ("label_mismatch", _written(reply))
                 elif i in misled:
-                    reasons[i] = ("caption_misses_answer", _said(reply))
+                    reasons[i] = ("caption_misses_answer", _written(reply))
                 else:
                     assert isinstance(reply, (Judgement, Answer, Caption)), f"a teacher item got {type(reply).__name__}"
                     result[i] = Passed(call, wanted[i].doc_ids, reply, wanted[i].filters)
+                if result[i] is None:
+                    self.refused[call.kind, reasons[i][0]] += 1
         for item, passed, (reason, detail) in zip(wanted, result, reasons, strict=True):
             if passed is None:
                 self.dropped.append(
@@ -171,12 +179,16 @@ class _Recipe:
                         item.call.kind,
                         item.doc_ids,
                         reason,
-                        detail[:300],
+                        detail[:600],
                         ", ".join(item.filters),
                     )
                 )
         self.passed += [passed for passed in result if passed is not None]
         return result
+
+    def distilled(self) -> Distilled:
+        """What came of the question."""
+        return Distilled(self.question.question_id, tuple(self.passed), tuple(self.dropped), dict(self.refused))
 
     def _probe(self, item: Wanted, said: str, index: int) -> Call:
         shown = (Passage(item.call.title, said), *(item.probe or ()))
@@ -206,6 +218,11 @@ class _Plan(_Recipe):
         if item.verdicts:
             return Judgement(next(iter(item.verdicts)), _INVENTED)
         return Caption(f"Shown: {_INVENTED}") if item.answers is None else Answer(item.answers, _INVENTED)
+
+
+def _written(reply: Reply) -> str:
+    """A reply for people to read, its verdict or answer included."""
+    return write_reply(reply) if isinstance(reply, (Judgement, Answer, Caption)) else ""
 
 
 def _said(reply: Reply) -> str:
@@ -254,12 +271,12 @@ def _follow(recipe: _Recipe, material: Material) -> Program[Distilled]:
                 question.question_id, CallKind.ANSWER, tuple(d.doc_id for d in positives), "positives_filtered_out"
             )
         )
-        return Distilled(question.question_id, tuple(recipe.passed), tuple(recipe.dropped))
+        return recipe.distilled()
     contexts = _Contexts.of(question, kept, refused, captions, options)
     answered = yield from _answers(recipe, contexts)
     if answered:
         yield from _judges(recipe, contexts, material.wrong_answers)
-    return Distilled(question.question_id, tuple(recipe.passed), tuple(recipe.dropped))
+    return recipe.distilled()
 
 
 def _captions(recipe: _Recipe, positives: Sequence[Document]) -> Generator[list[Call], list[Reply], dict[str, str]]:

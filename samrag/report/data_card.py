@@ -6,7 +6,7 @@ Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from samrag.arguments import DistillArguments, TeacherArguments
 from samrag.prompts import PromptStyle, style_hash
@@ -31,8 +31,11 @@ SWITCHES = {
 """What each switch of the recipe does, in the order of the card."""
 
 
+_NUMBERS = ("rows", "items", "kept", "dropped", "kept, %", "replies refused", "of replies, %")
+
+
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    rule = "|" + "|".join("---:" if name in ("rows", "items", "kept", "dropped", "kept, %") else "---" for name in head)
+    rule = "|" + "|".join("---:" if name in _NUMBERS else "---" for name in head)
     body = ["| " + " | ".join(f"{v:,}" if type(v) is int else str(v) for v in row) + " |" for row in rows]
     return ["| " + " | ".join(head) + " |", rule + "|", *body, ""]
 
@@ -41,6 +44,7 @@ def data_card(
     rows: Sequence[SftRow],
     num_passed: Counter[str],
     dropped: Sequence[DroppedItem],
+    refused: Mapping[tuple[str, str], int],
     usage: Usage,
     arguments: DistillArguments,
     teacher: TeacherArguments,
@@ -53,6 +57,7 @@ def data_card(
         rows: the set.
         num_passed: items that passed their filters, by kind, before balance and caps.
         dropped: items that did not.
+        refused: replies that did not pass, by kind and reason; an item may take several until one passes.
         usage: what the calls took, stored ones included.
         arguments: the recipe's switches.
         teacher: who was asked.
@@ -61,6 +66,9 @@ def data_card(
     """
     reasons = Counter((item.kind, item.reason) for item in dropped)
     num_dropped = Counter(item.kind for item in dropped)
+    num_refused: Counter[str] = Counter()
+    for (kind, _), count in refused.items():
+        num_refused[kind] += count
     kinds = sorted(num_passed | num_dropped)
     made = Counter(
         (row.kind, row.label, "direct" if row.direct else "reasoned", "image" if row.images else "text") for row in rows
@@ -74,13 +82,23 @@ def data_card(
         "## Yield by filter",
         "",
         *_table(
-            ("kind", "kept", "dropped", "kept, %"),
+            ("kind", "kept", "dropped", "kept, %", "replies refused", "of replies, %"),
             (
-                (kind, num_passed[kind], num_dropped[kind], f"{100 * num_passed[kind] / total:.1f}")
+                (
+                    kind,
+                    num_passed[kind],
+                    num_dropped[kind],
+                    f"{100 * num_passed[kind] / total:.1f}",
+                    num_refused[kind],
+                    f"{100 * num_refused[kind] / max(1, num_passed[kind] + num_refused[kind]):.1f}",
+                )
                 for kind in kinds
                 if (total := num_passed[kind] + num_dropped[kind])
             ),
         ),
+        "An item is drawn until a reply passes, `num_samples` times at most. Replies refused, by reason:",
+        "",
+        *_table(("kind", "reason", "items"), ((*key, count) for key, count in sorted(refused.items()))),
         "Dropped, each item with its reason in `dropped.jsonl`; what had no usable reply also in `quarantine.jsonl`:",
         "",
         *_table(("kind", "reason", "items"), ((*key, count) for key, count in sorted(reasons.items()))),

@@ -24,6 +24,7 @@ from samrag.vlm import ChatProcessor, Picture
 IGNORED = -100
 """Label of a position without loss."""
 RESPONSE_MASK = "response_mask"
+PARTS = "parts"
 
 
 def read_picture(chat: ChatProcessor, path: Path) -> Picture:
@@ -55,23 +56,32 @@ def padded(rows: Sequence[Sequence[int]], pad_token_id: int, left: bool = False)
 class SftCollator:
     """Encoded rows to a batch: padded on the right, loss on the completion alone."""
 
-    def __init__(self, chat: ChatProcessor, with_response: bool = False) -> None:
+    def __init__(self, chat: ChatProcessor, with_response: bool = False, max_tokens: int | None = None) -> None:
         """Keep the parts.
 
         Args:
             chat: Of the model.
-            with_response: Also mark the response's tokens, which `StudentTrainer` weighs and takes out again.
+            with_response: Also mark the response's tokens, which the trainer weighs and takes out again.
+            max_tokens: Give a batch in parts of similar length, of so many tokens with padding; None in one.
         """
         self._chat = chat
         self._with_response = with_response
+        self._max_tokens = max_tokens
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Collate rows of `input_ids`, `label_start` and `response_start` (indexes of tokens) and `images` (paths).
 
         Returns:
             input_ids[B, T], attention_mask[B, T], labels[B, T], and what the model wants for the rows' images; with
-            the response also response_mask[B, T].
+            the response also response_mask[B, T]. In parts: a list of such batches, longest rows first, and the labels
+            of all, by which the trainer counts what a step learns from.
         """
+        if self._max_tokens is None:
+            return self._whole(rows)
+        parts = [self._whole(part) for part in by_length(rows, self._max_tokens)]
+        return {"labels": torch.cat([part["labels"].flatten() for part in parts]), PARTS: parts}
+
+    def _whole(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         input_ids, attention_mask = padded([row["input_ids"] for row in rows], self._chat.pad_token_id)
         labels = input_ids.masked_fill(attention_mask == 0, IGNORED)
         for own, row in zip(labels, rows, strict=True):
@@ -84,6 +94,17 @@ class SftCollator:
             starts = torch.tensor([row["response_start"] for row in rows])
             batch[RESPONSE_MASK] = (torch.arange(input_ids.shape[1]) >= starts[:, None]) & (attention_mask == 1)
         return batch
+
+
+def by_length(rows: Sequence[Mapping[str, Any]], max_tokens: int) -> list[list[Mapping[str, Any]]]:
+    """The rows, longest first, in parts of so many tokens with padding; a row alone may have more."""
+    parts: list[list[Mapping[str, Any]]] = []
+    for row in sorted(rows, key=lambda row: -len(row["input_ids"])):
+        if parts and (len(parts[-1]) + 1) * len(parts[-1][0]["input_ids"]) <= max_tokens:
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return parts
 
 
 class LengthGroupedBatches(Sampler[int]):
@@ -127,60 +148,3 @@ class LengthGroupedBatches(Sampler[int]):
         for i in torch.randperm(len(whole), generator=generator).tolist():
             yield from whole[i]
         yield from rest
-
-
-class TokenBudgetBatches(Sampler[list[int]]):
-    """Batches of similar length and one modality that fit a number of tokens, padding included; in random order.
-
-    What is in a batch is the same in each epoch (the rows sorted by length), and so is the number of batches, which a
-    trainer counts once. Each `num_processes` batches that come together are alike, so that no process waits for
-    another. A row alone may be larger than the budget.
-    """
-
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        max_tokens: int,
-        max_rows: int,
-        seed: int,
-        with_image: Sequence[bool],
-        num_processes: int = 1,
-    ) -> None:
-        order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(seed)).tolist()
-        self._groups: list[list[list[int]]] = []
-        for side in (False, True):
-            batches: list[list[int]] = []
-            batch: list[int] = []
-            for row in sorted((i for i in order if with_image[i] is side), key=lambda i: lengths[i]):
-                if batch and (len(batch) == max_rows or (len(batch) + 1) * lengths[row] > max_tokens):
-                    batches.append(batch)
-                    batch = []
-                batch.append(row)
-            own = _divisible([*batches, batch] if batch else batches, num_processes)
-            self._groups += [own[i : i + num_processes] for i in range(0, len(own), num_processes)]
-        self._seed = seed
-        self._epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the data loader when an epoch begins."""
-        self._epoch = epoch
-
-    def __len__(self) -> int:
-        return sum(map(len, self._groups))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._epoch)
-        for i in torch.randperm(len(self._groups), generator=generator).tolist():
-            yield from self._groups[i]
-
-
-def _divisible(batches: list[list[int]], divisor: int) -> list[list[int]]:
-    """The largest batches halved, in their places, until their number divides."""
-    batches = list(batches)
-    while len(batches) % divisor:
-        largest = max(range(len(batches)), key=lambda i: len(batches[i]))
-        rows = batches[largest]
-        if len(rows) == 1:
-            raise UserError(f"{len(batches)} rows of one modality cannot be shared by {divisor} processes; use fewer.")
-        batches[largest : largest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
-    return batches

@@ -7,6 +7,7 @@ adapter in the vision tower, tensors that get no gradient.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import random
@@ -254,7 +255,7 @@ def build_trainer(
     from trl import SFTTrainer
 
     from samrag.training.callbacks import GradientCheck, early_stopping
-    from samrag.training.collator import IGNORED, RESPONSE_MASK, LengthGroupedBatches, SftCollator, TokenBudgetBatches
+    from samrag.training.collator import IGNORED, PARTS, RESPONSE_MASK, LengthGroupedBatches, SftCollator
     from samrag.training.evaluation import score, summary
     from samrag.training.reporting import report_samples
 
@@ -262,7 +263,7 @@ def build_trainer(
     held_out = evaluation.held_out(arguments.scored_rows) if evaluation else []
 
     class StudentTrainer(SFTTrainer):  # type: ignore[misc]
-        """TRL's, with three things that it lacks: batches by length, a token budget, and scores of replies."""
+        """TRL's, with what it lacks: order and parts by length, weights of the response, and scores of replies."""
 
         def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Any:
             if self.args.train_sampling_strategy != "group_by_length":
@@ -271,21 +272,16 @@ def build_trainer(
             seed = self.args.data_seed or self.args.seed
             return LengthGroupedBatches(lengths, rows_per_step, seed, with_image)
 
-        def get_train_dataloader(self) -> Any:
-            if arguments.max_batch_tokens is None:
-                return super().get_train_dataloader()
-            from torch.utils.data import DataLoader
-
-            batches = TokenBudgetBatches(
-                lengths, arguments.max_batch_tokens, self.args.train_batch_size, self.args.data_seed or self.args.seed,
-                with_image, self.args.world_size,
-            )  # fmt: skip
-            self.accelerator.even_batches = False  # they are even already, and of different sizes
-            loader = DataLoader(
-                self.train_dataset, batch_sampler=batches, collate_fn=self.data_collator,
-                num_workers=self.args.dataloader_num_workers, pin_memory=self.args.dataloader_pin_memory,
-            )  # fmt: skip
-            return self.accelerator.prepare(loader)
+        def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
+            parts = inputs.get(PARTS)
+            if parts is None:
+                return super().training_step(model, inputs, num_items_in_batch)
+            losses = []
+            for part in parts:  # each adds its tokens' share to the gradients, so their sum is the whole batch's
+                waits = part is not parts[-1]
+                with self.accelerator.no_sync(model) if waits else contextlib.nullcontext():
+                    losses.append(super().training_step(model, part, num_items_in_batch))
+            return sum(losses)
 
         def compute_loss(
             self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -324,9 +320,11 @@ def build_trainer(
 
     training.remove_unused_columns = False
     training.dataset_kwargs = {**(training.dataset_kwargs or {}), "skip_prepare_dataset": True}
-    collator = SftCollator(chat, with_response=arguments.response_weight != 1)
+    if arguments.max_batch_tokens is not None and training.fsdp:
+        raise UserError("max_batch_tokens gives processes different numbers of parts, which FSDP cannot wait for.")
+    collator = SftCollator(chat, arguments.response_weight != 1, arguments.max_batch_tokens)
     for dataset in (train.dataset, evaluation.dataset if evaluation else train.dataset):
-        labels = collator([dataset[0]])["labels"]
+        labels = SftCollator(chat)([dataset[0]])["labels"]
         assert labels[0, -1] == chat.stop_token_id, "the target does not end with the stop token"
         assert not (labels == chat.image_token_id).any(), "an image token is among the labels"
         assert (labels[0, :-1] != IGNORED).any(), "the target holds nothing but the stop token"

@@ -53,8 +53,8 @@ class SftArguments:
     shorten_documents: bool = True
     """Shorten the documents' text in longer rows; where that does not help, and without it, such rows are left out."""
     max_batch_tokens: int | None = None
-    """Batches of similar length, of as many rows as fit so many tokens with padding, and of
-    per_device_train_batch_size rows at most; none has the same number of rows in each."""
+    """Compute a batch in parts of similar length, of so many tokens with padding: less padding and less memory, the
+    same gradients. None computes it at once."""
     response_weight: float = 1.0
     """Weight in the training loss of a reply's tokens from its key "Response" on, as against 1 for its reasoning: a
     verdict is one token among a hundred, and would otherwise be learnt last."""

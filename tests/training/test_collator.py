@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from samrag.errors import UserError
-from samrag.training.collator import IGNORED, LengthGroupedBatches, SftCollator, TokenBudgetBatches, read_picture
+from samrag.training.collator import IGNORED, LengthGroupedBatches, SftCollator, by_length, read_picture
 from samrag.vlm import ChatProcessor, Picture, join
 
 
@@ -110,36 +110,21 @@ def test_rows_with_and_without_image_share_no_full_batch():
     assert mixed == batches[len(batches) - len(mixed) :]
 
 
-@pytest.mark.parametrize("num_processes", [1, 2, 3])
-def test_batches_keep_within_the_token_budget_and_are_alike_for_all_processes(num_processes):
+@pytest.mark.parametrize("max_tokens", [50, 800, 10**6])
+def test_parts_keep_within_the_tokens_and_hold_every_row_once(max_tokens):
     rng = random.Random(0)
-    lengths = [rng.randrange(10, 200) for _ in range(300)]
-    with_image = [rng.random() < 0.3 for _ in lengths]
-    batches = TokenBudgetBatches(lengths, 800, 32, 0, with_image, num_processes)
-    seen = []
-    for epoch in range(2):
-        batches.set_epoch(epoch)
-        made = list(batches)
-        assert len(made) == len(batches)
-        assert len(made) % num_processes == 0
-        assert sorted(row for batch in made for row in batch) == list(range(300))
-        for batch in made:
-            assert len(batch) <= 32
-            assert len(batch) * max(lengths[row] for row in batch) <= 800
-        for i in range(0, len(made), num_processes):
-            assert len({with_image[row] for batch in made[i : i + num_processes] for row in batch}) == 1
-        seen.append(made)
-    assert seen[0] != seen[1]
-    assert sorted(seen[0]) == sorted(seen[1])
-    padding = sum(len(batch) * max(lengths[row] for row in batch) for batch in seen[0]) / sum(lengths)
-    assert padding < 1.1
+    rows = [{"input_ids": [i] * rng.randrange(10, 200)} for i in range(100)]
+    parts = by_length(rows, max_tokens)
+    assert sorted(row["input_ids"][0] for part in parts for row in part) == list(range(100))
+    for part in parts:
+        assert len(part) == 1 or len(part) * max(len(row["input_ids"]) for row in part) <= max_tokens
+    padded_tokens = sum(len(part) * len(part[0]["input_ids"]) for part in parts)
+    assert padded_tokens <= 100 * max(len(row["input_ids"]) for row in rows)
+    assert (len(parts) == 1) is (max_tokens == 10**6)
 
 
-def test_a_row_longer_than_the_budget_is_a_batch_of_its_own():
-    batches = [sorted(batch) for batch in TokenBudgetBatches([5, 900, 5], 100, 8, 0, [False] * 3)]
-    assert sorted(batches) == [[0, 2], [1]]
-
-
-def test_too_few_rows_for_the_processes_are_refused():
-    with pytest.raises(UserError, match="cannot be shared by 4 processes"):
-        TokenBudgetBatches([5, 5], 100, 8, 0, [False] * 2, 4)
+def test_parts_have_the_labels_of_the_whole():
+    rows = [{"input_ids": [1] * n, "label_start": n // 2, "images": []} for n in (9, 4, 7, 30)]
+    parts, whole = SftCollator(Chat(), max_tokens=20)(rows), SftCollator(Chat())(rows)
+    assert [len(part["input_ids"]) for part in parts["parts"]] == [1, 2, 1]
+    assert (parts["labels"] != IGNORED).sum() == (whole["labels"] != IGNORED).sum()

@@ -478,16 +478,26 @@ class TestWays:
         plain, chat = student.load(arguments)
         student.check_adapter(vlm.load_adapter(plain, tmp_path), chat, tmp_path)
 
-    def test_a_token_budget_makes_smaller_batches_of_all_rows(self, base, rows, loaded, tmp_path):
-        arguments = SftArguments(str(base), ["x"], max_batch_tokens=200)
+    def test_parts_of_a_batch_learn_what_the_whole_does(self, base, rows, tmp_path):
         many = [changed(item, question_id=str(i)) for i in range(3) for item in rows]
-        trainer, checked = make_trainer(many, loaded, tmp_path, arguments, max_steps=-1, num_train_epochs=1)
-        batches = list(trainer.get_train_dataloader())
-        assert sum(len(batch["input_ids"]) for batch in batches) == len(many)
-        assert all(batch["input_ids"].numel() <= 200 for batch in batches)
-        trainer.train()
-        assert trainer.state.global_step == len(batches)
-        assert trainer._total_train_tokens == checked.num_tokens
+        found = []
+        for max_tokens in (None, 200):
+            arguments = SftArguments(str(base), ["x"], max_batch_tokens=max_tokens, response_weight=3.0)
+            loaded = student.load(arguments)
+            trainer, checked = make_trainer(
+                many, loaded, tmp_path, arguments, max_steps=-1, num_train_epochs=2, logging_steps=1
+            )
+            batch = next(iter(trainer.get_train_dataloader()))
+            assert (len(batch.get("parts", [batch])) > 1) is (max_tokens is not None)
+            trainer.train()
+            losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+            tensors = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+            found.append((losses, tensors, trainer._total_train_tokens))
+            assert trainer._total_train_tokens == 2 * checked.num_tokens
+        (whole, tensors, _), (parts, others, _) = found
+        assert parts == pytest.approx(whole, rel=1e-4)
+        for one, other in zip(tensors, others, strict=True):
+            torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-3)
 
     def test_held_out_replies_are_scored_and_choose_the_best_checkpoint(self, base, rows, loaded, tmp_path):
         arguments = SftArguments(str(base), ["x"], lora_r=16, lora_alpha=32, scored_rows=4, early_stopping_patience=3)
