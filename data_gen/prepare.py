@@ -13,7 +13,7 @@ from samrag.arguments import PrepareArguments
 from samrag.benchmarks.preparing import input_files, prepared_splits
 from samrag.config import parse, run
 from samrag.files import write_records
-from samrag.provenance import is_finished, write_run_record
+from samrag.provenance import forget_run_record, is_finished, write_run_record
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,9 @@ def main() -> None:
     if is_finished(output, [arguments], inputs):
         return
 
-    for split in prepared_splits(arguments):
+    splits = list(prepared_splits(arguments))  # all are checked before the first is written
+    forget_run_record(output)
+    for split in splits:
         folder = output / split.name
         write_records(folder / "questions.jsonl", split.questions)
         write_records(folder / "documents.jsonl", split.documents)

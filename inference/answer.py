@@ -14,6 +14,7 @@ from rich.console import Console
 from samrag.answering import Method, documents_for, looked_up, similarity_for
 from samrag.arguments import AnswerArguments, LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
+from samrag.errors import UserError
 from samrag.files import read_records
 from samrag.loading import load_engine
 from samrag.report.console import show_trace
@@ -37,6 +38,8 @@ async def answer(question: Question, arguments: RunArguments, loop: LoopArgument
 def main() -> None:
     """Parse, answer, show."""
     asked, arguments, loop, teacher = parse(AnswerArguments, RunArguments, LoopArguments, TeacherArguments)
+    if not asked.question.strip():
+        raise UserError("there is no question; give one with --question.")
     question = Question("question", asked.question, (), "", "")
     trace = asyncio.run(answer(question, arguments, loop, teacher))
     documents = {document.doc_id: document for document in read_records(Path(arguments.documents_file), Document)}

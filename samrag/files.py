@@ -53,11 +53,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
 
 
+def _not_json(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
 def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object) of a JSONL file; a line that is not a JSON object is a `UserError`."""
     for number, line in read_lines(path):
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_constant=_not_json)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: not valid JSON ({error}); mend or remove the line.") from error
         if not isinstance(value, dict):

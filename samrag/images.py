@@ -30,6 +30,7 @@ def read_image(path: Path) -> Image.Image:
         OSError: there is no such file, or it is no whole image (see `IMAGE_ERRORS` for all that may come).
         ValueError: it has more than `MAX_IMAGE_PIXELS`, or values without a fixed brightness (32 bits a pixel).
     """
+    _check_regular(path)
     with Image.open(path) as image:
         if image.width * image.height > MAX_IMAGE_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels are more than {MAX_IMAGE_PIXELS:,}; scale it down")
@@ -45,8 +46,15 @@ def num_frames(path: Path) -> int:
     Raises:
         OSError: there is no such file, or it is no image (see `IMAGE_ERRORS`).
     """
+    _check_regular(path)
     with Image.open(path) as image:
         return 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
+
+
+def _check_regular(path: Path) -> None:
+    """A pipe or a device would be waited for."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise OSError(f"{path} is no regular file")
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

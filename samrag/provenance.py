@@ -121,6 +121,11 @@ def write_run_record(folder: Path, arguments: Sequence[object], inputs: Sequence
     write_json(Path(folder) / RUN_RECORD, record)
 
 
+def forget_run_record(folder: Path) -> None:
+    """Take `run.json` away before an artefact is written anew, so that a half-written one is not taken for whole."""
+    (Path(folder) / RUN_RECORD).unlink(missing_ok=True)
+
+
 def is_finished(folder: Path, arguments: Sequence[object], inputs: Sequence[Path]) -> bool:
     """Whether the folder holds a whole artefact of this configuration and these inputs; says so when it does.
 

@@ -21,6 +21,7 @@ from samrag.miniworld.dataset import IMAGES_FOLDER, SplitSize, write_gz, write_w
 from samrag.miniworld.world import Split
 from samrag.retrieval.embedder import QUICKSTART_PACKAGE
 from samrag.schema import Document, Modality, Question, Trace
+from tests.faulty_server import Fault, FaultyServer, serving
 
 SIZE = SplitSize(8, 6)
 TEXTS, IMAGES, TRAIN = "MMQA_texts.jsonl.gz", "MMQA_images.jsonl.gz", "MMQA_train.jsonl.gz"
@@ -224,8 +225,13 @@ class TestTeacher:
 
     def test_an_address_that_is_none(self, folder: Path, run_script: Any) -> None:
         outcome = self.caption(folder, run_script, "--max_attempts", 1, "--teacher_url", "nonsense")
-        refused(outcome, "none of the 8 images", "documents.jsonl", "check image_root, teacher_url")
+        refused(outcome, "'nonsense' does not begin with http://")
         assert not (folder / "data" / "train" / "documents.captioned.jsonl").exists()
+
+    def test_a_server_that_answers_nothing_stops_the_run_soon(self, folder: Path, run_script: Any) -> None:
+        with serving(FaultyServer(lambda text, times: Fault.NOT_JSON)) as server:
+            outcome = self.caption(folder, run_script, "--max_attempts", 1, "--teacher_url", server.url)
+        refused(outcome, "has answered none of its requests", "check its address")
 
     def test_an_image_root_that_is_not_there(self, folder: Path, run_script: Any) -> None:
         outcome = self.caption(folder, run_script, "--image_root", folder / "none")
@@ -329,12 +335,13 @@ class TestIndexes:
         return run_script("data_gen/mine.py", *flags)
 
     def test_a_teacher_that_gives_nothing_usable(self, folder: Path, run_script: Any, index: Path) -> None:
-        outcome = run_script(
-            "data_gen/distill.py", *records_of(folder), "--index_dir", index, "--embedder", "quickstart",
-            "--output_dir", folder / "sft", "--store", folder / "calls.sqlite", "--teacher_url", "nonsense",
-            "--max_attempts", 1, "--num_samples", 1,
-        )  # fmt: skip
-        refused(outcome, "no item became a row", "server", folder / "sft" / "dropped.jsonl", "check the teacher")
+        with serving(FaultyServer(lambda text, times: Fault.INVALID)) as server:
+            outcome = run_script(
+                "data_gen/distill.py", *records_of(folder), "--index_dir", index, "--embedder", "quickstart",
+                "--output_dir", folder / "sft", "--store", folder / "calls.sqlite", "--teacher_url", server.url,
+                "--num_samples", 1,
+            )  # fmt: skip
+        refused(outcome, "no item became a row", "invalid_reply", folder / "sft" / "dropped.jsonl", "check the teacher")
         assert not (folder / "sft" / "sft.jsonl").exists()
 
     def test_of_another_embedder(self, folder: Path, run_script: Any, index: Path) -> None:

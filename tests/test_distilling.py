@@ -96,10 +96,11 @@ def test_quarantine_holds_what_had_no_usable_reply_with_a_command_that_tries_aga
 def test_the_card_counts_rows_yield_and_reasons_and_explains_every_switch() -> None:
     made = rows()
     dropped = [DroppedItem("q", "answer", (), "label_mismatch")] * 2
-    card = data_card(
-        made, Counter({"answer": 30}), dropped, Usage(40, 0, 1, 100, 50), arguments(), TeacherArguments(store="s"), 30
-    )
-    assert "| answer | 30 | 2 | 93.8 |" in card
+    refused = {("answer", "label_mismatch"): 10}
+    usage, teacher = Usage(40, 0, 1, 100, 50), TeacherArguments(store="s")
+    card = data_card(made, Counter({"answer": 30}), dropped, refused, usage, arguments(), teacher, 30)
+    assert "| answer | 30 | 2 | 93.8 | 10 | 25.0 |" in card
+    assert "| answer | label_mismatch | 10 |" in card
     assert "| answer | label_mismatch | 2 |" in card
     for name in SWITCHES:
         assert f"| `{name}` | {getattr(arguments(), name)} |" in card

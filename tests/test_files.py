@@ -219,3 +219,10 @@ def test_a_byte_that_is_no_text_is_named_by_its_line_and_a_mark_of_order_is_none
     assert [next(lines), next(lines)] == [(1, {"a": 1}), (2, {"a": 2})]
     with pytest.raises(UserError, match=r"rows.jsonl, line 3: not UTF-8 text"):
         next(lines)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_json_number_is_refused(tmp_path: Path, value: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(f'{{"id": {value}}}\n', encoding="utf-8")
+    with pytest.raises(UserError, match=f"line 1: not valid JSON .{value} is no JSON number"):
+        list(files.read_json_lines(tmp_path / "rows.jsonl"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
 import zlib
 from pathlib import Path
@@ -149,3 +150,11 @@ def test_a_photograph_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(out.getvalue()[:-200])
     with pytest.raises(OSError, match="truncated"):
         read_image(tmp_path / "a.jpg")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes are of Unix")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.png")
+    for read in (read_image, num_frames):
+        with pytest.raises(OSError, match="no regular file"):
+            read(tmp_path / "pipe.png")

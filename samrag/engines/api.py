@@ -226,7 +226,7 @@ class ApiBackend:
                 return outcome
             self.meter.troubles[outcome.name] += 1
             if outcome.unreachable and not self._reached:
-                raise UserError(f"no server at {self.base_url}; start it, or check base_url.")
+                raise UserError(f"no server at {self.base_url}; start it, or check its address (teacher_url).")
             if outcome.name == "rate_limited":
                 limited += 1
                 if limited >= _MOST_LIMITED:
@@ -328,8 +328,8 @@ class ApiBackend:
             raise UserError(f"the key may not use {self.model!r} at {self.base_url} (403): {said}") from None
         if status == 404:
             raise UserError(
-                f"{self.base_url} knows no model {self.model!r}, or no chat completions (404); check model and"
-                f" base_url, which mostly ends in /v1: {said}"
+                f"{self.base_url} knows no model {self.model!r}, or no chat completions (404); check teacher_model"
+                f" and teacher_url, which mostly ends in /v1: {said}"
             ) from None
         if status in (402, 429):
             raise UserError(f"the account at {self.base_url} has no credit left; add some and run again.") from None

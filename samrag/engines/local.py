@@ -35,7 +35,7 @@ from samrag.images import IMAGE_ERRORS
 from samrag.prompts import Prompt
 from samrag.replies import write
 from samrag.schema import ChatMessage
-from samrag.training.student import check_adapter, check_templates
+from samrag.training.student import check_adapter, check_base, check_templates
 from samrag.vlm import ChatProcessor, Picture, load_adapter, load_model
 
 _IMAGE_CACHE_BYTES = 512 << 20
@@ -396,6 +396,7 @@ class LocalBackend:
             raise UserError(f"{folder}: a model with M-RoPE positions; serve it and use engine api.")
         peft_model = None if adapter_folder is None else load_adapter(model, adapter_folder)
         if adapter_folder is not None:
+            check_base(folder, adapter_folder)
             check_adapter(peft_model, adapter_chat, adapter_folder)
         else:
             check_templates(folder)

@@ -11,7 +11,7 @@ import torch
 from samrag.errors import UserError
 from samrag.files import read_json, replacing_folder, write_json
 from samrag.report.model_card import model_card
-from samrag.training.student import ADAPTER_FILE, PROBE, check_adapter
+from samrag.training.student import ADAPTER_FILE, PROBE, check_adapter, check_base
 from samrag.vlm import ChatProcessor, load_adapter, load_model, model_folder
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def merge(arguments: MergeArguments) -> Path:
     if facts["tuning"] != "lora":
         raise UserError(f"{adapter} is a whole model already; use it as model_path.")
     base = model_folder(arguments.model_path or facts["base_model"])
+    _check_output(Path(arguments.output_dir), base, adapter)
+    check_base(base, adapter)
     chat = ChatProcessor.load(adapter)
     model = load_adapter(load_model(base), adapter)
     check_adapter(model, chat, adapter)
@@ -62,6 +64,16 @@ def merge(arguments: MergeArguments) -> Path:
         (folder / "README.md").write_text(model_card(told, arguments.data_licence), encoding="utf-8")
     logger.info("%s: largest difference of a logit %.2g", arguments.output_dir, difference)
     return Path(arguments.output_dir)
+
+
+def _check_output(output: Path, base: Path, adapter: Path) -> None:
+    """Refuse to write over anything but an earlier merge."""
+    if output.resolve() in (base.resolve(), adapter.resolve()):
+        raise UserError(f"output_dir {output} is the base or the adapter itself; choose another.")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        merged = (output / ADAPTER_FILE).is_file() and read_json(output / ADAPTER_FILE).get("tuning") == "merged"
+        if not merged:
+            raise UserError(f"{output} is there already, and not from a merge; choose another output_dir.")
 
 
 def push(folder: Path, name: str, private: bool) -> str:

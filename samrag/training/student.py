@@ -18,7 +18,7 @@ from samrag.files import read_json, write_json
 from samrag.prompts import PromptStyle, template_hash
 from samrag.report.model_card import model_card
 from samrag.schema import ChatMessage
-from samrag.vlm import ChatProcessor, family_of, load_model, load_processor, model_folder
+from samrag.vlm import ChatProcessor, family_of, load_model, load_processor, model_fingerprint, model_folder
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -225,6 +225,20 @@ def check_templates(folder: Path) -> dict[str, Any]:
                 f" installed ones are {installed!r}; install the samrag it was trained with, or train it again."
             )
     return facts
+
+
+def check_base(base: Path, adapter: Path) -> None:
+    """Check that an adapter was trained on this base; one without `samrag.json` says nothing of it.
+
+    Raises:
+        UserError: it was trained on another, or is part of this one already.
+    """
+    facts = read_json(adapter / ADAPTER_FILE) if (adapter / ADAPTER_FILE).is_file() else {}
+    if "base_fingerprint" in facts and facts["base_fingerprint"] != model_fingerprint(base):
+        raise UserError(
+            f"{adapter} was trained on {facts['base_model']!r}, and {base} has other weights; give that base, or no"
+            " adapter where the base is a merged model."
+        )
 
 
 def check_adapter(model: PreTrainedModel, chat: ChatProcessor, folder: Path) -> None:

@@ -229,7 +229,8 @@ class TestFiles:
             ("id,id\na,b\n", "line 1: every column"),
             ("id,,text\na,b,c\n", "line 1: every column"),
             ('id,text\na,"b\n', "not valid CSV"),
-            ("id\na\n", "line 2, text: Field required"),
+            ("id\na\n", "line 1: the header has no column 'text', but 'id'"),
+            ("id;text\na;b\n", "columns are separated by commas"),
         ],
     )
     def test_a_csv_file_that_is_none(self, own: Path, text: str, message: str) -> None:

@@ -172,7 +172,7 @@ def test_a_reply_that_is_no_completion_is_tried_again_and_then_fails() -> None:
     [
         (lambda: problem(401, f"wrong key {KEY}"), "set OPENAI_API_KEY"),
         (lambda: problem(403, f"not {KEY}"), "may not use 'm'"),
-        (lambda: problem(404), "check model and base_url"),
+        (lambda: problem(404), "check teacher_model and teacher_url"),
         (lambda: problem(429, code="insufficient_quota"), "no credit"),
     ],
 )

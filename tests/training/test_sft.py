@@ -562,6 +562,14 @@ class TestWays:
         model, chat = student.load(SftArguments(str(tmp_path / "merged"), ["x"]))
         held_out = checked.held_out(4)
         assert generate(model, chat, held_out, 4) == generate(trainer.model, loaded[1], held_out, 4)
+        (tmp_path / "precious").mkdir()
+        (tmp_path / "precious" / "thesis.txt").write_text("x", encoding="utf-8")
+        for output, message in (("precious", "not from a merge"), ("adapter", "the base or the adapter itself")):
+            with pytest.raises(UserError, match=message):
+                merging.merge(dataclasses.replace(arguments, output_dir=str(tmp_path / output)))
+        assert (tmp_path / "precious" / "thesis.txt").exists()
+        with pytest.raises(UserError, match="has other weights"):  # the adapter is in the merged model already
+            student.check_base(tmp_path / "merged", tmp_path / "adapter")
         monkeypatch.setitem(merging.TOLERANCE, "float32", -1.0)
         broken = dataclasses.replace(arguments, output_dir=str(tmp_path / "other"))
         with pytest.raises(UserError, match="logits differ"):
