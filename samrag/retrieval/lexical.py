@@ -8,13 +8,16 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
 from samrag.errors import UserError
 from samrag.retrieval.index import Hit
 from samrag.schema import Document
+
+LexicalRanker: TypeAlias = "Bm25Ranker | TitleRanker"
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -90,3 +93,10 @@ class TitleRanker:
         }
         found = [(-len(gram), position) for gram in grams for position in self._positions.get(gram, ())]
         return [Hit(self._doc_ids[position], float(-size)) for size, position in sorted(found)[:k]]
+
+
+LEXICAL_RANKERS: dict[str, Callable[[Sequence[Document]], LexicalRanker]] = {
+    "title": TitleRanker,
+    "bm25": Bm25Ranker,
+}
+"""Rankers by the names they have in configurations."""
