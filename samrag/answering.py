@@ -24,8 +24,11 @@ from samrag.schedule import Schedule, run
 from samrag.schema import Document, Question, Trace, Usage
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from samrag.engines.api import ApiBackend
-    from samrag.retrieval.index import Hit
+    from samrag.retrieval.index import Hit, Index
 
 log = logging.getLogger(__name__)
 
@@ -111,6 +114,18 @@ def rank_documents(
     Raises:
         UserError: the index is of another embedder or of other documents.
     """
+    index, vectors = open_index(questions, documents, index_dir, embedder)
+    return index.search(vectors, k)
+
+
+def open_index(
+    questions: Sequence[Question], documents: Sequence[Document], index_dir: Path, embedder: str
+) -> tuple[Index, NDArray[np.float32]]:
+    """An index over the documents, and the vectors[Q, D] of the questions by its embedder.
+
+    Raises:
+        UserError: the index is of another embedder or of other documents.
+    """
     from samrag.retrieval.embedder import Embedder
     from samrag.retrieval.index import Index, hash_documents
 
@@ -118,7 +133,7 @@ def rank_documents(
     index = Index.load(index_dir, model)
     if index.manifest.documents != hash_documents(documents):
         raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
-    return index.search(model.encode_queries([question.question for question in questions]), k)
+    return index, model.encode_queries([question.question for question in questions])
 
 
 def looked_up(rankings: Sequence[Sequence[Hit]], documents: Sequence[Document]) -> list[list[Document]]:

@@ -73,6 +73,15 @@ class Index:
     def __len__(self) -> int:
         return len(self.doc_ids)
 
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """The documents' vectors[N, D], as FAISS holds them: valid as long as the index, and not to be changed."""
+        import faiss
+
+        count, dimension = self._faiss.ntotal, self._faiss.d
+        matrix: NDArray[np.float32] = faiss.rev_swig_ptr(self._faiss.get_xb(), count * dimension)
+        return matrix.reshape(count, dimension)
+
     @classmethod
     def load(cls, folder: Path, embedder: Embedder | None = None) -> Index:
         """Load an index; with `embedder`, only if it was built by that one.
@@ -124,9 +133,7 @@ class Index:
 
     def _pair_scores(self, queries: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Inner products scores[Q, K] of queries[Q, D] with the documents at positions[Q, K]."""
-        import faiss
-
-        matrix = faiss.rev_swig_ptr(self._faiss.get_xb(), len(self) * self._faiss.d).reshape(len(self), -1)
+        matrix = self.vectors
         return np.stack([(matrix[row] * query).sum(axis=1) for query, row in zip(queries, positions, strict=True)])
 
     def _ranked(self, scores: NDArray[np.float32], positions: NDArray[np.int64], k: int) -> list[Hit]:

@@ -182,9 +182,7 @@ class _Screen:
             best.append(products.view(count, -1, self._group).amax(2))
         self._best = torch.cat(best, dim=1)
 
-    def candidates(
-        self, bound: NDArray[np.float64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    def candidates(self, bound: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
         """Query rows, document positions and products of all pairs that may belong to the k best; sorted by both.
 
         Args:
