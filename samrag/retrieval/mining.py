@@ -112,13 +112,13 @@ class _Miner:
     """The corpus, its rankers and the rule."""
 
     def __init__(self, documents: Sequence[Document], search: ExactSearch, rule: MiningRule) -> None:
-        self._documents = documents
         self._search = search
         self._rule = rule
         self._lexical: dict[str, LexicalRanker] = {
             name: LEXICAL_RANKERS[name](documents) for name in rule.rankers if name != DENSE
         }
-        self._position = {document.doc_id: position for position, document in enumerate(documents)}
+        self._doc_ids = [document.doc_id for document in documents]
+        self._position = {doc_id: position for position, doc_id in enumerate(self._doc_ids)}
         self._texts = [document.retrieval_text for document in documents]
         numbers: dict[str, int] = {}
         self._text = np.array([numbers.setdefault(_plain(text), len(numbers)) for text in self._texts])
@@ -143,7 +143,8 @@ class _Miner:
         """One row a question; those with too few candidates are searched once more, deeper."""
         known = _padded(positives)
         known_scores = self._search.scores_of(vectors, known)
-        depths = self._rule.top + np.array([int(self._num_alike[self._text[found]].sum()) for found in positives])
+        alike = np.where(known >= 0, self._num_alike[self._text[known]], 0)
+        depths = self._rule.top + alike.sum(axis=1)
         drawn = self._draw(questions, vectors, known, known_scores, depths)
         wanted = self._rule.num_negatives
         short = [n for n, (chosen, _, _) in enumerate(drawn) if len(chosen) < wanted and depths[n] < len(self._search)]
@@ -228,14 +229,14 @@ class _Miner:
         chosen = negatives.tolist()
         return RetrieverRow(
             query=question.question,
-            pos=tuple(self._texts[position] for position in positives),
-            neg=tuple(self._texts[position] for position in chosen),
+            pos=tuple(map(self._texts.__getitem__, positives)),
+            neg=tuple(map(self._texts.__getitem__, chosen)),
             query_id=question.question_id,
-            pos_ids=tuple(self._documents[position].doc_id for position in positives),
-            neg_ids=tuple(self._documents[position].doc_id for position in chosen),
+            pos_ids=tuple(map(self._doc_ids.__getitem__, positives)),
+            neg_ids=tuple(map(self._doc_ids.__getitem__, chosen)),
             pos_scores=tuple(positive_scores.tolist()),
             neg_scores=tuple(scores.tolist()),
-            neg_rankers=tuple(self._rule.rankers[ranker] for ranker in rankers.tolist()),
+            neg_rankers=tuple(map(self._rule.rankers.__getitem__, rankers.tolist())),
         )
 
 
