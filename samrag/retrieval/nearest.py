@@ -209,8 +209,8 @@ class _Screen:
             limit = limit.clamp(min=self._lowest + 1).to(torch.int32)
         rows, groups = (self._best >= limit[:, None]).nonzero(as_tuple=True)
         per_tile = TILE // self._group
-        grouped = self._products.view(len(self._products), -1, per_tile, self._group)
-        members = grouped[groups // per_tile, rows, groups % per_tile]
+        places = (groups // per_tile * len(bound) + rows) * per_tile + groups % per_tile
+        members = self._products.view(-1, self._group).index_select(0, places)
         chosen, inside = (members >= limit[rows][:, None]).nonzero(as_tuple=True)
         found = groups[chosen] * self._group + inside
         return rows[chosen].numpy(), found.numpy(), members[chosen, inside].numpy()
