@@ -14,7 +14,7 @@ from samrag.arguments import RetrievalArguments
 from samrag.config import parse, run
 from samrag.errors import UserError
 from samrag.files import read_records, write_json, write_text
-from samrag.ranking import rank_all, recall_rows
+from samrag.ranking import RankerPlan, rank_all, recall_rows
 from samrag.report.tables import readable, retrieval_table, to_markdown, to_rich
 from samrag.schema import Document, Question
 
@@ -33,7 +33,15 @@ def main() -> None:
                 f"{inputs[0]}: question {question.question_id!r} has no supporting document, so it has no recall; "
                 "take a split with labels, or remove the question."
             )
-    rankings = rank_all(questions, documents, arguments.rankers, arguments.indexes, max(arguments.at), arguments.fused)
+    plan = RankerPlan(
+        arguments.rankers,
+        arguments.indexes,
+        arguments.fusions,
+        arguments.reranks,
+        arguments.fusion_depth,
+        arguments.rerank_depth,
+    )
+    rankings = rank_all(questions, documents, plan, max(arguments.at))
     rows = recall_rows(questions, rankings, arguments.at)
     output = Path(arguments.output_dir)
     write_json(output / "retrieval.json", {"rows": rows, "questions": len(questions), "documents": len(documents)})

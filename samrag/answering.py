@@ -28,8 +28,10 @@ from samrag.schedule import Schedule, run
 from samrag.schema import Document, Question, Trace, Usage
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from samrag.engines.api import ApiBackend
-    from samrag.retrieval.embedder import Embedder
     from samrag.retrieval.index import Hit, Index
 
 log = logging.getLogger(__name__)
@@ -151,8 +153,8 @@ def rank_documents(
     Raises:
         UserError: the index is of another embedder or of other documents.
     """
-    model, index = _opened(documents, index_dir, embedder)
-    return index.search(model.encode_queries([question.question for question in questions]), k)
+    index, vectors = open_index(questions, documents, index_dir, embedder)
+    return index.search(vectors, k)
 
 
 def documents_for(
@@ -177,8 +179,8 @@ def documents_for(
         loop.pool_trade_off,
         loop.pool_stretched,
     )
-    model, index = _opened(documents, index_dir, embedder)
-    return pools_of(index, model.encode_queries([question.question for question in questions]), options)
+    index, vectors = open_index(questions, documents, index_dir, embedder)
+    return pools_of(index, vectors, options)
 
 
 def similarity_for(loop: LoopArguments, embedder: str) -> Similarity:
@@ -190,7 +192,14 @@ def similarity_for(loop: LoopArguments, embedder: str) -> Similarity:
     return nearness_by(Embedder.load(embedder))
 
 
-def _opened(documents: Sequence[Document], index_dir: Path, embedder: str) -> tuple[Embedder, Index]:
+def open_index(
+    questions: Sequence[Question], documents: Sequence[Document], index_dir: Path, embedder: str
+) -> tuple[Index, NDArray[np.float32]]:
+    """An index over the documents, and the vectors[Q, D] of the questions by its embedder.
+
+    Raises:
+        UserError: the index is of another embedder or of other documents.
+    """
     from samrag.retrieval.embedder import Embedder
     from samrag.retrieval.index import Index, hash_documents
 
@@ -198,7 +207,7 @@ def _opened(documents: Sequence[Document], index_dir: Path, embedder: str) -> tu
     index = Index.load(index_dir, model)
     if index.manifest.documents != hash_documents(documents):
         raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
-    return model, index
+    return index, model.encode_queries([question.question for question in questions])
 
 
 def looked_up(rankings: Sequence[Sequence[Hit]], documents: Sequence[Document]) -> list[list[Document]]:

@@ -317,14 +317,33 @@ class MineArguments:
     num_negatives: int = 10
     """Negatives per question (the paper: 10)."""
     top: int = 50
-    """Drawn from this many best-ranked non-supports (the paper: 50)."""
+    """Drawn from this many best-ranked non-supports of each ranker (the paper: 50)."""
     relative_margin: float | None = None
     """Drop candidates that score above this share less than the best positive, for example 0.05; none drops none."""
+    rankers: list[str] = field(default_factory=lambda: ["dense"])
+    """Where candidates come from, in turn: dense (the index), bm25, title (the paper: dense)."""
+    relabel: bool = False
+    """Ask the teacher is_rel of what was drawn: a positive is promoted, a doubtful one dropped."""
+    relabel_spare: int = 5
+    """relabel: further negatives drawn, to take the place of those promoted or dropped."""
+    relabel_votes: int = 3
+    """relabel: votes on a document that the first one calls relevant; all must agree to promote it."""
+    temperature: float = 0.7
+    """relabel: teacher temperature."""
+    max_tokens: int = 512
+    """relabel: longest reply, in tokens."""
+    image_root: str | None = None
+    """relabel: folder that image paths are relative to."""
+    max_questions: int | None = None
+    """Questions to use; none is all."""
     seed: int = 0
     """Seed of the draws."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "num_negatives", "top")
+        _at_least(self, 1, "num_negatives", "top", "relabel_votes", "max_tokens", "max_questions")
+        _at_least(self, 0, "relabel_spare", "temperature")
+        if self.relabel and self.image_root is None:
+            raise ValueError("image_root is not set; relabel needs the folder that image paths are relative to")
 
 
 @dataclass(config=STRICT)
@@ -358,13 +377,19 @@ class RetrievalArguments:
     """Lexical rankers: title, bm25."""
     indexes: list[str] = field(default_factory=list)
     """Dense rankers: label=index folder=embedder, for example R=runs/index_r=quickstart."""
-    fused: list[str] = field(default_factory=list)
-    """Labels of rankers (title, BM25, and those of the indexes) that are fused by reciprocal rank to one more."""
+    fusions: list[str] = field(default_factory=list)
+    """Reciprocal rank fusions of the above: label=ranker+ranker, for example fusion=BM25+R; R*2 weighs R twice."""
+    reranks: list[str] = field(default_factory=list)
+    """Rerankings of the above: label=ranker=cross-encoder, for example reranked=fusion=BAAI/bge-reranker-base."""
+    fusion_depth: int = 100
+    """Ranks of each ranker that a fusion looks at."""
+    rerank_depth: int = 50
+    """Documents of each question that a cross-encoder reads."""
     at: list[int] = field(default_factory=lambda: [1, 2, 5, 10])
     """The N of recall@N."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "at")
+        _at_least(self, 1, "at", "fusion_depth", "rerank_depth")
 
 
 @dataclass(config=STRICT)

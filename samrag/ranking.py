@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,62 +11,97 @@ from samrag.answering import rank_documents
 from samrag.errors import UserError
 from samrag.metrics.retrieval import recall_at_n
 from samrag.metrics.significance import bootstrap_interval
-from samrag.retrieval.fusion import reciprocal_rank_fusion
-from samrag.retrieval.lexical import Bm25Ranker, TitleRanker
+from samrag.retrieval.fusion import Reranker, fuse
+from samrag.retrieval.index import Hit
+from samrag.retrieval.lexical import LEXICAL_RANKERS
 from samrag.schema import Document, Question
 
-FUSED_DEPTH = 100
-_LEXICAL: dict[str, tuple[str, type[TitleRanker] | type[Bm25Ranker]]] = {
-    "title": ("title", TitleRanker),
-    "bm25": ("BM25", Bm25Ranker),
-}
+LABELS = {"title": "title", "bm25": "BM25"}
+"""What lexical rankers are called in tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankerPlan:
+    """Which rankers to compare."""
+
+    rankers: Sequence[str] = ()
+    """Names of lexical rankers."""
+    indexes: Sequence[str] = ()
+    """Dense rankers as `label=index folder=embedder`."""
+    fusions: Sequence[str] = ()
+    """Fusions as `label=ranker+ranker`, with labels from above; `*2` after one is its weight."""
+    reranks: Sequence[str] = ()
+    """Rerankings as `label=ranker=cross-encoder`."""
+    fusion_depth: int = 100
+    """Ranks of each ranker that a fusion looks at."""
+    rerank_depth: int = 50
+    """Documents of each question that a cross-encoder reads."""
 
 
 def rank_all(
-    questions: Sequence[Question],
-    documents: Sequence[Document],
-    rankers: Sequence[str],
-    indexes: Sequence[str],
-    k: int,
-    fused: Sequence[str] = (),
+    questions: Sequence[Question], documents: Sequence[Document], plan: RankerPlan, k: int
 ) -> dict[str, list[list[str]]]:
-    """The k best document ids of each question, by ranker.
-
-    Args:
-        questions: the questions.
-        documents: the corpus.
-        rankers: names of lexical rankers.
-        indexes: dense rankers as `label=index folder=embedder`.
-        k: depth.
-        fused: labels of rankers that a further one, `fusion`, is made of by reciprocal rank, from `FUSED_DEPTH`
-            documents of each; none adds no fusion.
+    """The k best document ids of each question, by the ranker's label.
 
     Raises:
-        UserError: an unknown ranker or label, or an index that is not written as above.
+        UserError: an unknown ranker, a label twice, or an entry that is not written as above.
     """
-    deep = max(k, FUSED_DEPTH) if fused else k
-    rankings = {}
-    for name in rankers:
-        if name not in _LEXICAL:
-            raise UserError(f"ranker {name!r} is unknown; there are {', '.join(_LEXICAL)}.")
-        label, ranker = _LEXICAL[name]
-        hits = ranker(documents).search([question.question for question in questions], deep)
-        rankings[label] = [[hit.doc_id for hit in ranking] for ranking in hits]
-    for entry in indexes:
-        parts = entry.split("=")
-        if len(parts) != 3:
-            raise UserError(
-                f"index {entry!r}: write it as label=index folder=embedder, for example R=runs/index=quickstart."
-            )
-        hits = rank_documents(questions, documents, Path(parts[1]), parts[2], deep)
-        rankings[parts[0]] = [[hit.doc_id for hit in ranking] for ranking in hits]
-    unknown = [label for label in fused if label not in rankings]
-    if unknown:
-        raise UserError(f"fused: there is no ranker {unknown[0]!r}; there are {', '.join(rankings)}.")
-    if fused:
-        together = zip(*(rankings[label] for label in fused), strict=True)
-        rankings["fusion"] = [[hit.doc_id for hit in reciprocal_rank_fusion(each, k)] for each in together]
-    return {label: [ids[:k] for ids in ranked] for label, ranked in rankings.items()}
+    depth = max(k, plan.fusion_depth if plan.fusions else 0, plan.rerank_depth if plan.reranks else 0)
+    texts = [question.question for question in questions]
+    hits: dict[str, list[list[Hit]]] = {}
+    for name in plan.rankers:
+        if name not in LABELS:
+            raise UserError(f"ranker {name!r} is unknown; there are {', '.join(LABELS)}.")
+        _add(hits, LABELS[name], LEXICAL_RANKERS[name](documents).search(texts, depth))
+    for entry in plan.indexes:
+        label, folder, embedder = _parts(entry, "index", "label=index folder=embedder", "R=runs/index=quickstart")
+        _add(hits, label, rank_documents(questions, documents, Path(folder), embedder, depth))
+    for entry in plan.fusions:
+        label, terms = _parts(entry, "fusion", "label=ranker+ranker", "fusion=BM25+R")
+        members, weights = zip(*(_weighted(term, hits) for term in terms.split("+")), strict=True)
+        _add(hits, label, fuse([_cut(hits[name], plan.fusion_depth) for name in members], depth, weights))
+    by_id = {document.doc_id: document for document in documents}
+    for entry in plan.reranks:
+        example = "reranked=fusion=BAAI/bge-reranker-base"
+        label, ranker, model = _parts(entry, "reranking", "label=ranker=cross-encoder", example)
+        read = _cut(hits[_known(ranker, hits)], plan.rerank_depth)
+        _add(hits, label, Reranker(model).rerank(texts, read, by_id))
+    return {label: [[hit.doc_id for hit in ranking[:k]] for ranking in found] for label, found in hits.items()}
+
+
+def _add(hits: dict[str, list[list[Hit]]], label: str, found: list[list[Hit]]) -> None:
+    if label in hits:
+        raise UserError(f"two rankers are called {label!r}; give each a label of its own.")
+    hits[label] = found
+
+
+def _cut(rankings: Sequence[Sequence[Hit]], depth: int) -> list[Sequence[Hit]]:
+    return [ranking[:depth] for ranking in rankings]
+
+
+def _parts(entry: str, what: str, form: str, example: str) -> list[str]:
+    """An entry's parts between the equals signs, as many as its form has."""
+    parts = [part.strip() for part in entry.split("=")]
+    if len(parts) != form.count("=") + 1 or not all(parts):
+        raise UserError(f"{what} {entry!r}: write it as {form}, for example {example}.")
+    return parts
+
+
+def _weighted(term: str, hits: Mapping[str, object]) -> tuple[str, float]:
+    """Label and weight of a fusion's term; a label may itself end in a star (`R*`)."""
+    if term.strip() in hits:
+        return term.strip(), 1.0
+    name, star, weight = term.strip().rpartition("*")
+    try:
+        return _known(name if star else term.strip(), hits), float(weight) if star else 1.0
+    except ValueError:
+        return _known(term.strip(), hits), 1.0
+
+
+def _known(label: str, hits: Mapping[str, object]) -> str:
+    if label not in hits:
+        raise UserError(f"there is no ranker {label!r} to build on; before it come {', '.join(hits) or 'none'}.")
+    return label
 
 
 def recall_rows(

@@ -310,6 +310,10 @@ class RetrieverRow:
     neg_ids: tuple[str, ...] = ()
     pos_scores: tuple[float, ...] = ()
     neg_scores: tuple[float, ...] = ()
+    neg_rankers: tuple[str, ...] = ()
+    """Which ranker each negative was drawn from."""
+    promoted_ids: tuple[str, ...] = ()
+    """Positives without a label in the data: the teacher found them among the negatives."""
 
     def __post_init__(self) -> None:
         if not self.pos:

@@ -382,12 +382,12 @@ def test_the_figures_have_the_agreed_keys(pipeline: Pipeline) -> None:
     assert {row["modality"] for row in metrics["table4"]} == {"all", "text", "image"}
     retrieval = metrics["retrieval"]
     assert {(row["ranker"], row["n"]) for row in retrieval} == {
-        (ranker, n) for ranker in ("BM25", "R", "R*") for n in (1, 2, 5, 10)
+        (ranker, n) for ranker in ("BM25", "R", "R*", "fusion") for n in (1, 2, 5, 10)
     }
     for row in retrieval:
         assert row["questions"] == DEV_QUESTIONS
         assert 0 <= row["recall_ci"][0] <= row["recall"] <= row["recall_ci"][1] <= 100
-    for ranker in ("BM25", "R", "R*"):
+    for ranker in ("BM25", "R", "R*", "fusion"):
         recalls = [row["recall"] for row in retrieval if row["ranker"] == ranker]
         assert recalls == sorted(recalls)
 

@@ -74,6 +74,15 @@ class Index:
     def __len__(self) -> int:
         return len(self.doc_ids)
 
+    @property
+    def vectors(self) -> NDArray[np.float32]:
+        """The documents' vectors[N, D], as FAISS holds them: valid as long as the index, and not to be changed."""
+        import faiss
+
+        count, dimension = self._faiss.ntotal, self._faiss.d
+        matrix: NDArray[np.float32] = faiss.rev_swig_ptr(self._faiss.get_xb(), count * dimension)
+        return matrix.reshape(count, dimension)
+
     @classmethod
     def load(cls, folder: Path, embedder: Embedder | None = None) -> Index:
         """Load an index; with `embedder`, only if it was built by that one.
@@ -103,9 +112,9 @@ class Index:
             raise UserError(f"the files of the index {folder} do not belong together; build the index again.")
         return cls(vectors, doc_ids, manifest)
 
-    def vectors(self, doc_ids: Sequence[str]) -> NDArray[np.float32]:
+    def vectors_of(self, doc_ids: Sequence[str]) -> NDArray[np.float32]:
         """Vectors[N, D] of documents, in the order asked for."""
-        return self._matrix()[[self._places[doc_id] for doc_id in doc_ids]]
+        return self.vectors[[self._places[doc_id] for doc_id in doc_ids]]
 
     def search(self, query_vectors: NDArray[np.float32], k: int) -> list[list[Hit]]:
         """The k best documents of each query[N, D], best first; equal scores in corpus order.
@@ -129,15 +138,8 @@ class Index:
 
     def _pair_scores(self, queries: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
         """Inner products scores[Q, K] of queries[Q, D] with the documents at positions[Q, K]."""
-        matrix = self._matrix()
+        matrix = self.vectors
         return np.stack([(matrix[row] * query).sum(axis=1) for query, row in zip(queries, positions, strict=True)])
-
-    def _matrix(self) -> NDArray[np.float32]:
-        """The stored vectors[N, D] themselves, not a copy."""
-        import faiss
-
-        stored: NDArray[np.float32] = faiss.rev_swig_ptr(self._faiss.get_xb(), len(self) * self._faiss.d)
-        return stored.reshape(len(self), -1)
 
     def _ranked(self, scores: NDArray[np.float32], positions: NDArray[np.int64], k: int) -> list[Hit]:
         order = np.lexsort((positions, -scores))[:k]

@@ -9,7 +9,8 @@ import math
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from samrag.calls import Passage
 from samrag.errors import UserError
 from samrag.retrieval.index import Hit
 from samrag.schema import Document
+
+LexicalRanker: TypeAlias = "Bm25Ranker | TitleRanker"
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -101,3 +104,10 @@ class TitleRanker:
         }
         found = [(-len(gram), position) for gram in grams for position in self._positions.get(gram, ())]
         return [Hit(self._doc_ids[position], float(-size)) for size, position in sorted(found)[:k]]
+
+
+LEXICAL_RANKERS: dict[str, Callable[[Sequence[Document]], LexicalRanker]] = {
+    "title": TitleRanker,
+    "bm25": Bm25Ranker,
+}
+"""Rankers by the names they have in configurations."""

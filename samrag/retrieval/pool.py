@@ -63,7 +63,7 @@ def pools_of(index: Index, queries: Floats, options: PoolOptions) -> list[list[H
     for start in range(0, len(queries), num_at_once):
         block = queries[start : start + num_at_once]
         hits = index.search(block, options.num_candidates)
-        vectors = np.stack([index.vectors([hit.doc_id for hit in ranking]) for ranking in hits])
+        vectors = np.stack([index.vectors_of([hit.doc_id for hit in ranking]) for ranking in hits])
         if options.strategy is PoolStrategy.VRSD:
             positions = vrsd(block, vectors, options.size)
         else:
