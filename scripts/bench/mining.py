@@ -71,7 +71,8 @@ def draw(num_queries: int, num_documents: int, dimension: int, seed: int) -> Inp
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: NDArray[np.float32] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
 
 
 def ours(inputs: Inputs) -> Callable[[], Rows]:
@@ -103,7 +104,7 @@ class GivenVectors:
 
     def get_embedding_dimension(self) -> int:
         """Length of a vector."""
-        return self._inputs.documents.shape[1]
+        return int(self._inputs.documents.shape[1])
 
     def encode_document(self, texts: Sequence[str], **_: Any) -> NDArray[np.float32]:
         """Vectors of the whole corpus."""
