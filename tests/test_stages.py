@@ -338,6 +338,30 @@ def test_every_query_of_the_retriever_has_its_supports_and_hard_negatives(pipeli
         assert not set(row.neg_ids) & set(row.pos_ids)
 
 
+def test_a_second_look_at_negatives_is_paid_once(
+    pipeline: Pipeline, tmp_path: Path, run_script: Any, serve_teacher: Any
+) -> None:
+    questions = read_records(pipeline.root / "data/train/questions.jsonl", Question)
+    supports = {question.question_id: set(question.support_ids) for question in questions}
+    teacher = serve_teacher(pipeline.root / "world")
+    flags = [
+        *pipeline.stages()["mine"], "--relabel", "true", "--image_root", pipeline.path(f"world/{IMAGES_FOLDER}"),
+        "--rankers", "dense", "bm25", "--store", str(tmp_path / "calls.sqlite"), "--teacher_url", teacher.url,
+        "--teacher_model", "simulated-teacher",
+    ]  # fmt: skip
+    found = []
+    for name in ("first", "again"):
+        outcome = run_script(*command(*flags, "--output_dir", str(tmp_path / name)))
+        assert outcome.code == 0, outcome.err
+        found.append(read_records(tmp_path / name / "retriever.jsonl", RetrieverRow))
+    assert found[0] == found[1]
+    assert teacher.asked.total() == len(teacher.asked) == count_rows(tmp_path / "calls.sqlite") >= 10 * TRAIN_QUESTIONS
+    assert {ranker for row in found[0] for ranker in row.neg_rankers} == {"dense", "bm25"}
+    for row in found[0]:
+        assert len(row.neg_ids) == len(row.neg_rankers) == 10
+        assert set(row.pos_ids) == supports[row.query_id] | set(row.promoted_ids)
+
+
 def test_the_trained_folders_are_whole_and_hold_no_pickle(pipeline: Pipeline) -> None:
     student, retriever = pipeline.root / "student", pipeline.root / "retriever"
     for name in ("adapter_model.safetensors", "adapter_config.json", "samrag.json", "chat_template.jinja"):

@@ -143,7 +143,7 @@ class ExactSearch:
     def _products(
         self, queries: NDArray[np.float32], rows: NDArray[np.int64], found: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """Inner products of pairs, sorted by row; each is summed in one order, so equal vectors have equal scores."""
+        """Inner products of pairs, sorted by row; summed in one order, so that equal vectors have equal scores."""
         exact = np.empty(len(rows), dtype=np.float32)
         edges = np.flatnonzero(np.diff(rows, prepend=-1, append=-1)).tolist()
         gathered = np.empty((min(len(rows), _PAIRS), self._documents.shape[1]), dtype=np.float32)
