@@ -79,6 +79,37 @@ class PrepareArguments:
 
 
 @dataclass(config=STRICT)
+class DownloadArguments:
+    """Which images of interleaved questions to fetch, and how patiently."""
+
+    data_files: list[str]
+    """Files of RAG-IGBench (samrag/benchmarks/rag_igbench.py)."""
+    image_root: str
+    """Folder for the images; their names depend on their URLs alone."""
+    output_dir: str
+    """Folder for downloads.jsonl, what became of every URL, and dead_links.jsonl, those that gave no image."""
+    concurrency: int = 16
+    """Images fetched at once."""
+    max_attempts: int = 4
+    """Attempts per image; what the server says is gone is not tried again."""
+    timeout_s: float = 30.0
+    """Seconds without a sign of the server that end an attempt."""
+    backoff_s: float = 1.0
+    """Seconds before the second attempt; twice as many before each further one."""
+    max_file_mb: float = 20.0
+    """Megabytes of an image file at most."""
+    retry_dead: bool = False
+    """Also ask for what a former run found dead or unusable."""
+    on_bad: Literal["error", "quarantine"] = "error"
+    """A line that cannot be used: stop and name it, or leave it out and write it to quarantine.jsonl."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "concurrency", "max_attempts")
+        _at_least(self, 0.001, "timeout_s", "max_file_mb")
+        _at_least(self, 0, "backoff_s")
+
+
+@dataclass(config=STRICT)
 class TeacherArguments:
     """The teacher G: any OpenAI-compatible server."""
 
