@@ -3,6 +3,7 @@
 Three stages, as RAG-IGBench was made. `--stage draft` asks the teacher, by way of the call store, and writes
 drafts/drafts.jsonl and drafts/refine.html; on that page a person moves and removes images, accepts or rejects, and
 exports a file. `--stage rows --refinement_files <file>` reads it, filters, and writes sft.jsonl and dropped.jsonl.
+With `--dry_run true` the first stage only says what would be asked, and what that would cost.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from samrag.answering import recorded, teacher_backend
 from samrag.arguments import InterleaveArguments, TeacherArguments
+from samrag.asking import dry_run, interleave_stage
 from samrag.benchmarks.rag_igbench import read_questions
 from samrag.config import parse, run
 from samrag.engines.recorded import Store
@@ -71,7 +73,9 @@ def make_rows(arguments: InterleaveArguments) -> None:
 def main() -> None:
     """Parse, then do the stage."""
     arguments, teacher = parse(InterleaveArguments, TeacherArguments)
-    if arguments.stage == "draft":
+    if arguments.stage == "draft" and arguments.dry_run:
+        log.info("%s", asyncio.run(dry_run(interleave_stage(arguments, teacher))))
+    elif arguments.stage == "draft":
         asyncio.run(draft(arguments, teacher))
     else:
         make_rows(arguments)

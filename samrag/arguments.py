@@ -175,7 +175,7 @@ class CaptionArguments:
 class BatchArguments:
     """A stage's calls through the batch endpoint: within a day, at half the price."""
 
-    stage: Literal["caption", "distill"]
+    stage: Literal["caption", "distill", "interleave"]
     """The stage whose calls are asked."""
     stage_config: str
     """The stage's own YAML, as its script takes it; replies go to its store."""
@@ -298,6 +298,8 @@ class InterleaveArguments:
     """rows: citations of an answer at least."""
     min_image_f1: float = 0.0
     """rows: least F1 of an answer's images with gold's, where there is gold; 0 asks for nothing."""
+    dry_run: bool = False
+    """draft: only say how many calls are stored, and what the others would take."""
     seed: int = 0
     """Seed of sampled calls."""
 

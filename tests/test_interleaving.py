@@ -20,6 +20,7 @@ from PIL import Image
 
 import data_gen.interleave as script
 from samrag.arguments import InterleaveArguments, TeacherArguments
+from samrag.asking import interleave_stage
 from samrag.calls import INTERLEAVED_KINDS, Passage
 from samrag.engines.base import RawReply, Request
 from samrag.errors import UserError
@@ -37,7 +38,8 @@ from samrag.interleaving import (
 from samrag.prompts import PromptStyle, template_hash
 from samrag.replies import write, write_composition
 from samrag.report.refining import refining_page
-from samrag.schema import Document, DroppedItem, Language, Modality, SftRow, Verdict
+from samrag.schema import Document, DroppedItem, Language, Modality, Verdict
+from samrag.training.sft import load_rows
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MARKDOWN = (
@@ -310,6 +312,9 @@ def test_the_script_goes_from_questions_to_rows_and_pays_for_nothing_twice(
     for _ in range(2):
         asyncio.run(script.draft(arguments(**given, stage="draft"), TeacherArguments(str(tmp_path / "calls.sqlite"))))
     assert teacher.asked == 2 * 6 + 2
+    wanted = arguments(**given, stage="draft")
+    programs = list(interleave_stage(wanted, TeacherArguments(str(tmp_path / "calls.sqlite"))).programs())
+    assert [len(next(program)) for program in programs] == [4, 4]
     path = tmp_path / "out" / "drafts" / "drafts.jsonl"
     drafts = read_records(path, TeacherDraft)
     assert [draft.exit_reason for draft in drafts] == ["verified", "verified"]
@@ -318,7 +323,7 @@ def test_the_script_goes_from_questions_to_rows_and_pays_for_nothing_twice(
     items = [item("0", order=[0, 2, 3]), item("1", "open", range(4))]
     exported = str(export(tmp_path / "x.json", *items, drafts=sha256(path)))
     script.make_rows(arguments(**given, refinement_files=[exported]))
-    (row,) = read_records(tmp_path / "out" / "sft.jsonl", SftRow)
+    (row,) = load_rows(tmp_path / "out" / "sft.jsonl")
     assert read_output(row.messages[1].content).markdown.endswith("Lift it.\n\n![bowl](IMG#2)")
     (dropped,) = read_records(tmp_path / "out" / "dropped.jsonl", DroppedItem)
     assert (dropped.question_id, dropped.reason) == ("1", "not_reviewed")
