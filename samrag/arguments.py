@@ -15,6 +15,7 @@ from samrag.config import STRICT
 from samrag.programs.climb import Assessment, Rejection
 from samrag.programs.sam_rag import Exhausted, ImageJudgement
 from samrag.programs.verdicts import VerdictMode
+from samrag.schema import Language
 
 
 def _at_least(group: object, minimum: float, *names: str) -> None:
@@ -77,6 +78,37 @@ class PrepareArguments:
     """folder, questions without a split: share of each of `splits`."""
     seed: int = 0
     """folder: seed of the draw that deals questions to splits."""
+
+
+@dataclass(config=STRICT)
+class DownloadArguments:
+    """Which images of interleaved questions to fetch, and how patiently."""
+
+    data_files: list[str]
+    """Files of RAG-IGBench (samrag/benchmarks/rag_igbench.py)."""
+    image_root: str
+    """Folder for the images; their names depend on their URLs alone."""
+    output_dir: str
+    """Folder for downloads.jsonl, what became of every URL, and dead_links.jsonl, those that gave no image."""
+    concurrency: int = 16
+    """Images fetched at once."""
+    max_attempts: int = 4
+    """Attempts per image; what the server says is gone is not tried again."""
+    timeout_s: float = 30.0
+    """Seconds without a sign of the server that end an attempt."""
+    backoff_s: float = 1.0
+    """Seconds before the second attempt; twice as many before each further one."""
+    max_file_mb: float = 20.0
+    """Megabytes of an image file at most."""
+    retry_dead: bool = False
+    """Also ask for what a former run found dead or unusable."""
+    on_bad: Literal["error", "quarantine"] = "error"
+    """A line that cannot be used: stop and name it, or leave it out and write it to quarantine.jsonl."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "concurrency", "max_attempts")
+        _at_least(self, 0.001, "timeout_s", "max_file_mb")
+        _at_least(self, 0, "backoff_s")
 
 
 @dataclass(config=STRICT)
@@ -144,7 +176,7 @@ class CaptionArguments:
 class BatchArguments:
     """A stage's calls through the batch endpoint: within a day, at half the price."""
 
-    stage: Literal["caption", "distill"]
+    stage: Literal["caption", "distill", "interleave"]
     """The stage whose calls are asked."""
     stage_config: str
     """The stage's own YAML, as its script takes it; replies go to its store."""
@@ -229,6 +261,54 @@ class DistillArguments:
         _at_least(self, 0, "temperature", "negatives_per_positive", "min_negatives", "wrong_answers")
         _at_least(self, 1, "negatives_top", "max_tokens", "num_samples", "max_questions", "max_per_kind")
         _at_least(self, 1, "max_class_ratio", "samples_per_group")
+
+
+@dataclass(config=STRICT)
+class InterleaveArguments:
+    """Training data for interleaved answers: a teacher drafts, a person refines, filters decide."""
+
+    stage: Literal["draft", "rows"]
+    """draft: ask the teacher, write the page. rows: read what the page exported, write the rows."""
+    data_file: str
+    """A file of RAG-IGBench (samrag/benchmarks/rag_igbench.py)."""
+    language: Language
+    """Its language: en or zh."""
+    image_root: str
+    """Folder of the images."""
+    output_dir: str
+    """Folder for drafts/drafts.jsonl and drafts/refine.html, and then for sft.jsonl and dropped.jsonl."""
+    split: str | None = "train"
+    """Use this split alone; none uses all."""
+    max_questions: int | None = None
+    """Questions to use; none is all."""
+    refinement_files: list[str] = field(default_factory=list)
+    """rows: the page's exports."""
+    is_rel: bool = True
+    """draft: judge each document's relevance; off shows all of them."""
+    is_sup: bool = True
+    """draft: judge whether the documents support the answer."""
+    max_regenerations: int = 1
+    """draft: answers drawn anew, at most, after one with bad references or without full support."""
+    temperature: float = 0.0
+    """draft: temperature of the first answers."""
+    max_tokens: int = 2048
+    """draft: longest reply, in tokens."""
+    min_images: int = 1
+    """rows: images of an answer at least."""
+    min_citations: int = 0
+    """rows: citations of an answer at least."""
+    min_image_f1: float = 0.0
+    """rows: least F1 of an answer's images with gold's, where there is gold; 0 asks for nothing."""
+    dry_run: bool = False
+    """draft: only say how many calls are stored, and what the others would take."""
+    seed: int = 0
+    """Seed of sampled calls."""
+
+    def __post_init__(self) -> None:
+        _at_least(self, 0, "temperature", "max_regenerations", "min_images", "min_citations", "min_image_f1")
+        _at_least(self, 1, "max_tokens", "max_questions")
+        if self.min_image_f1 > 1:
+            raise ValueError(f"min_image_f1 is {self.min_image_f1}; it must be at most 1")
 
 
 @dataclass(config=STRICT)

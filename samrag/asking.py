@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from samrag.answering import looked_up, rank_documents, teacher_backend
-from samrag.arguments import CaptionArguments, DistillArguments, TeacherArguments
+from samrag.arguments import CaptionArguments, DistillArguments, InterleaveArguments, TeacherArguments
+from samrag.benchmarks.rag_igbench import read_questions
 from samrag.calls import Program
 from samrag.captioning import caption_programs
 from samrag.config import parse
@@ -17,6 +18,8 @@ from samrag.engines.costs import BATCH_SHARE
 from samrag.engines.pending import Layer, PendingBackend
 from samrag.engines.recorded import Store
 from samrag.files import read_records
+from samrag.interleaving import composed
+from samrag.interleaving import options_of as interleaved_options
 from samrag.programs.distill import distill
 from samrag.prompts import PromptStyle
 from samrag.schema import Document, Question
@@ -50,6 +53,13 @@ def distill_stage(arguments: DistillArguments, teacher: TeacherArguments) -> Sta
     return Stage(teacher, Path(arguments.image_root), lambda: (distill(material, options) for material in materials))
 
 
+def interleave_stage(arguments: InterleaveArguments, teacher: TeacherArguments) -> Stage:
+    """Drafts of interleaved answers."""
+    questions = read_questions(Path(arguments.data_file), arguments.language, arguments.split)
+    chosen, options = questions[: arguments.max_questions], interleaved_options(arguments)
+    return Stage(teacher, Path(arguments.image_root), lambda: (composed(question, options) for question in chosen))
+
+
 def read_stage(name: str, config: str) -> Stage:
     """A stage by its name and its own YAML.
 
@@ -59,6 +69,8 @@ def read_stage(name: str, config: str) -> Stage:
     args = ["--config", config]
     if name == "caption":
         return caption_stage(*parse(CaptionArguments, TeacherArguments, args=args))
+    if name == "interleave":
+        return interleave_stage(*parse(InterleaveArguments, TeacherArguments, args=args))
     return distill_stage(*parse(DistillArguments, TeacherArguments, args=args))
 
 

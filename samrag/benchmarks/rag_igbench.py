@@ -11,8 +11,8 @@ Files of Muyi13/RAG-IGBench: `RAG_IG_CH.jsonl` and `RAG_IG_EN.json`, both with o
 
 An output file for scoring has `id` and `model_answer` on each line, the other fields or not.
 
-Left out: `gt_raw_answer`, what a model had said before a person refined it; and downloading. An image that is a URL
-gets the path of `image_path`, where whoever downloads it puts it.
+An image that is a URL gets the path of `image_path`, where `samrag.benchmarks.downloading` puts it. Left out:
+`gt_raw_answer`, what a model had said before a person refined it.
 """
 
 from __future__ import annotations
