@@ -332,6 +332,7 @@ class TestIndexes:
 
     def mine(self, folder: Path, run_script: Any, index: Path, embedder: object = "quickstart") -> Any:
         flags = [*records_of(folder)[:4], "--index_dir", index, "--embedder", embedder, "--output_dir", folder / "out"]
+        flags += ["--store", folder / "calls.sqlite"]
         return run_script("data_gen/mine.py", *flags)
 
     def test_a_teacher_that_gives_nothing_usable(self, folder: Path, run_script: Any, index: Path) -> None:

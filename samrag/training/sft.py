@@ -272,6 +272,14 @@ def build_trainer(
             seed = self.args.data_seed or self.args.seed
             return LengthGroupedBatches(lengths, rows_per_step, seed, with_image)
 
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            own = vars(self)["data_collator"]
+            self.data_collator = SftCollator(chat)  # parts and weights are for training
+            try:
+                return super().get_eval_dataloader(eval_dataset)
+            finally:
+                self.data_collator = own
+
         def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Any:
             parts = inputs.get(PARTS)
             if parts is None:
