@@ -44,7 +44,8 @@ def reliability(confidence: ArrayLike, correct: ArrayLike, edges: Sequence[float
         ValueError: shapes differ, or values are out of range.
     """
     stated, right = _checked(confidence, correct)
-    borders = np.linspace(0, 1, edges + 1) if isinstance(edges, int) else np.asarray(edges, dtype=float)
+    # k / n is the double that a stated 0.6 is; linspace's multiple of the step may lie one bit above it
+    borders = np.arange(edges + 1) / max(edges, 1) if isinstance(edges, int) else np.asarray(edges, dtype=float)
     if len(borders) < 2 or (np.diff(borders) <= 0).any():
         raise ValueError("edges must be at least two rising numbers")
     bins = []
