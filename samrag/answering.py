@@ -207,7 +207,9 @@ def open_index(
     index = Index.load(index_dir, model)
     if index.manifest.documents != hash_documents(documents):
         raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
-    return index, model.encode_queries([question.question for question in questions])
+    with progress("questions", len(questions)) as advance:
+        vectors = model.encode_queries([question.question for question in questions], advance=advance)
+    return index, vectors
 
 
 def looked_up(rankings: Sequence[Sequence[Hit]], documents: Sequence[Document]) -> list[list[Document]]:
