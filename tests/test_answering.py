@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from samrag.answering import Method, documents_for, similarity_for
+from samrag.answering import Method, documents_for, open_index, similarity_for
 from samrag.arguments import LoopArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
 from samrag.calls import Passage
@@ -120,11 +120,9 @@ def test_the_answer_script_shows_scores_rounds_and_confidence(
 @pytest.mark.parametrize("strategy", ["mmr", "vrsd"])
 def test_a_pool_is_chosen_from_the_candidates_and_begins_with_the_best(folder: Path, strategy: Any) -> None:
     questions, documents = records(folder)
+    opened = open_index(questions, documents, folder / "index", "quickstart")
     loop = LoopArguments(pool_size=6, num_candidates=20, pool_strategy=strategy)
-    pools, ranked = (
-        documents_for(Method("climb", pool=pool), questions, documents, folder / "index", "quickstart", loop)
-        for pool in (True, False)
-    )
+    pools, ranked = (documents_for(Method("climb", pool=pool), *opened, loop) for pool in (True, False))
     for pool, ranking in zip(pools, ranked, strict=True):
         assert len({hit.doc_id for hit in pool}) == 6
         assert {hit.doc_id for hit in pool} <= {hit.doc_id for hit in ranking[:20]}
@@ -135,11 +133,9 @@ def test_a_pool_is_chosen_from_the_candidates_and_begins_with_the_best(folder: P
 @pytest.mark.parametrize("stretched", [False, True])
 def test_at_lambda_one_a_pool_is_what_is_read_without(folder: Path, stretched: bool) -> None:
     questions, documents = records(folder)
+    opened = open_index(questions, documents, folder / "index", "quickstart")
     loop = LoopArguments(pool_trade_off=1.0, pool_stretched=stretched)
-    pools, ranked = (
-        documents_for(CHECKS[checks], questions, documents, folder / "index", "quickstart", loop)
-        for checks in ("climb", "no_pool")
-    )
+    pools, ranked = (documents_for(CHECKS[checks], *opened, loop) for checks in ("climb", "no_pool"))
     assert pools == [ranking[: loop.pool_size] for ranking in ranked]
 
 

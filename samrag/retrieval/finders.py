@@ -47,7 +47,7 @@ class FaissFinder:
         import faiss
 
         try:
-            self._index = faiss.read_index(str(path))
+            self._index: Any = faiss.read_index(str(path))
         except RuntimeError as error:
             raise UserError(f"{path} is broken; build the index again with overwrite: true.") from error
         self._options = options
@@ -70,7 +70,7 @@ def write_faiss(path: Path, shards: Sequence[NDArray[Any]], options: SearchOptio
     num_lists = min(options.num_lists or round(4 * count**0.5), max(1, count // 40))
     kind = f"IVF{num_lists},SQ8" if options.method == "ivf" else f"HNSW{options.num_links}_SQ8"
     with _one_thread():
-        index = faiss.index_factory(dimension, kind, faiss.METRIC_INNER_PRODUCT)
+        index: Any = faiss.index_factory(dimension, kind, faiss.METRIC_INNER_PRODUCT)
         if options.method == "hnsw":
             index.hnsw.efConstruction = options.ef_construction
         sample = max(MIN_TRAINING_VECTORS, TRAINING_VECTORS_PER_LIST * num_lists)

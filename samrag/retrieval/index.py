@@ -86,6 +86,7 @@ class IndexOptions:
     max_batch_tokens: int | None = None
     """See `Embedder.encode_documents`."""
     search: SearchOptions = field(default_factory=SearchOptions)
+    """How documents are looked for."""
 
 
 @dataclass(frozen=True, slots=True)

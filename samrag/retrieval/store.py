@@ -190,10 +190,11 @@ def write_shards(
         advance: called with the number of documents that need no encoding.
     """
     vectors = _Known(space)
-    start = 0
-    for array in known.shards if known else ():
-        vectors.add(array, known.text_hashes[start : start + len(array)])
-        start += len(array)
+    if known is not None:
+        start = 0
+        for array in known.shards:
+            vectors.add(array, known.text_hashes[start : start + len(array)])
+            start += len(array)
     files = []
     for number, start in enumerate(range(0, len(text_hashes), shard_size)):
         hashes = text_hashes[start : start + shard_size]
