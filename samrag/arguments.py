@@ -460,11 +460,8 @@ class IndexArguments:
     """Milvus: address of a server (its token in MILVUS_TOKEN), or a file ending in .db for Milvus Lite."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "shard_size", "num_probes", "ef_construction", "ef_search")
+        _at_least(self, 1, "max_batch_tokens", "shard_size", "num_lists", "num_probes", "ef_construction", "ef_search")
         _at_least(self, 2, "num_links")
-        for name in ("max_batch_tokens", "num_lists"):
-            if getattr(self, name) is not None:
-                _at_least(self, 1, name)
         if (self.search == "milvus") != (self.milvus_uri is not None):
             raise ValueError(
                 f"search is {self.search} and milvus_uri {self.milvus_uri}; milvus needs it, others do not"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from samrag.answering import Method, documents_for, open_index, similarity_for
-from samrag.arguments import LoopArguments
+from samrag.arguments import LoopArguments, StudyArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
 from samrag.calls import Passage
 from samrag.files import read_records, write_records
@@ -20,7 +20,7 @@ from samrag.miniworld.world import Split
 from samrag.retrieval.embedder import Embedder
 from samrag.retrieval.index import build_index
 from samrag.schema import Document, Question, Trace
-from samrag.study import CHECKS, TUNED_M, G, grid
+from samrag.study import CHECKS, TUNED_M, G, _rankings, grid
 
 NUM_QUESTIONS = 12
 
@@ -115,6 +115,26 @@ def test_the_answer_script_shows_scores_rounds_and_confidence(
     assert asked in shown
     for heading in ("score", "looked for", "confidence", "round"):
         assert heading in shown
+
+
+def test_the_questions_of_a_study_are_encoded_once_for_each_retriever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Embedder.encode_queries
+
+    def counted(self: Embedder, texts: Any, *given: Any, **named: Any) -> Any:
+        encoded.append(len(texts))
+        return encode(self, texts, *given, **named)
+
+    monkeypatch.setattr(Embedder, "encode_queries", counted)
+    places = {"index_dir": str(folder / "index"), "embedder": "quickstart"}
+    tuned = {f"tuned_{name}": value for name, value in places.items()}
+    names = ("questions_file", "documents_file", "image_root", "model_path", "adapter", "output_dir")
+    arguments = StudyArguments(**dict.fromkeys(names, "unused"), **places, **tuned)
+    rankings = _rankings(grid(with_teacher=True, climb=True), *records(folder), arguments, LoopArguments())
+    assert len(rankings) == 3  # R, R*, and the pools of R*
+    assert encoded == [NUM_QUESTIONS, NUM_QUESTIONS]
 
 
 @pytest.mark.parametrize("strategy", ["mmr", "vrsd"])
