@@ -60,6 +60,7 @@ class SearchOptions:
     """How documents are looked for."""
 
     method: Literal["exact", "ivf", "hnsw", "milvus"] = "exact"
+    """All documents are looked at, or those that FAISS's cells or graph, or Milvus, propose."""
     num_lists: int | None = None
     """IVF: cells that vectors are sorted into; None takes 4 times the root of their number."""
     num_probes: int = 32

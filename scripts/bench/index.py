@@ -96,23 +96,21 @@ def encoding(options: argparse.Namespace) -> None:
     texts = list(dict.fromkeys([*single, *mixed]))
     rng.shuffle(texts)
     texts = texts[: options.num_texts]
-    theirs, ours, ratios = np.empty(0), np.empty(0), []
-
-    def encode_theirs() -> None:
-        nonlocal theirs
-        theirs = embedder.model.encode(texts, normalize_embeddings=True)
-
-    def encode_ours() -> None:
-        nonlocal ours
-        ours = embedder.encode_documents(texts)
-
     embedder.encode_documents(texts[:64])
+    ways: dict[str, Callable[[], NDArray[np.float32]]] = {
+        "theirs": lambda: np.asarray(embedder.model.encode(texts, normalize_embeddings=True)),
+        "ours": lambda: embedder.encode_documents(texts),
+    }
+    vectors, ratios = {}, []
     for repeat in range(options.repeats):
-        order = [encode_theirs, encode_ours] if repeat % 2 == 0 else [encode_ours, encode_theirs]
-        taken = {call.__name__: timed(call) for call in order}
-        ratios.append(taken["encode_theirs"] / taken["encode_ours"])
-        print({name: f"{len(texts) / seconds:.0f} texts/s" for name, seconds in taken.items()}, flush=True)
-    least = float((theirs * ours).sum(axis=1).min())
+        taken = {}
+        for way in sorted(ways, reverse=repeat % 2 == 0):
+            begun = time.perf_counter()
+            vectors[way] = ways[way]()
+            taken[way] = time.perf_counter() - begun
+        ratios.append(taken["theirs"] / taken["ours"])
+        print({way: f"{len(texts) / seconds:.0f} texts/s" for way, seconds in taken.items()}, flush=True)
+    least = float((vectors["theirs"] * vectors["ours"]).sum(axis=1).min())
     print(
         f"{len(texts)} texts: ours / theirs, texts/s: median {statistics.median(ratios):.2f}; least cosine {least:.6f}"
     )

@@ -100,7 +100,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run_dir", type=Path, default=Path("runs/quickstart"))
     parser.add_argument("--num_rows", type=int, default=10**9)
-    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--num_negatives", type=int, default=7)
     parser.add_argument("--max_length", type=int, default=128)
     parser.add_argument("--max_chunk_tokens", type=int, default=1024)

@@ -16,8 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inference import build_index as script
+from samrag.arguments import IndexArguments
 from samrag.errors import UserError
+from samrag.files import write_records
 from samrag.retrieval import index as index_module
+from samrag.retrieval.embedder import Embedder
 from samrag.retrieval.index import Hit, Index, IndexOptions, build_index
 from samrag.retrieval.store import SearchOptions
 
@@ -345,3 +349,50 @@ def test_milvus_without_its_package_names_the_way_out(tmp_path, bag, corpus, mon
     search = SearchOptions("milvus", milvus_uri="http://localhost:1")
     with pytest.raises(UserError, match=r"pip install samrag\[milvus\]"):
         build_index(corpus, bag, tmp_path, IndexOptions(search=search))
+
+
+# --- the script ---
+
+
+def test_the_script_takes_changed_documents_and_says_what_a_search_finds(tmp_path, bag, corpus, monkeypatch, caplog):
+    monkeypatch.setattr(Embedder, "load", lambda name: bag)
+    caplog.set_level("INFO")
+
+    def run(*more: str) -> str:
+        flags = [
+            "--documents_file",
+            str(tmp_path / "d.jsonl"),
+            "--embedder",
+            "bag",
+            "--output_dir",
+            str(tmp_path / "i"),
+        ]
+        monkeypatch.setattr(sys, "argv", ["build_index.py", *flags, *more])
+        caplog.clear()
+        script.main()
+        return caplog.text
+
+    write_records(tmp_path / "d.jsonl", corpus[:6])
+    assert "6 documents, 32 dimensions, 6 texts encoded" in run()
+    assert "nothing to do" in run()
+    write_records(tmp_path / "d.jsonl", corpus[1:])
+    said = run("--search", "hnsw", "--num_links", "4", "--shard_size", "5")
+    assert "7 documents, 32 dimensions, 2 texts encoded" in said
+    assert "hnsw finds 100.0 % of the 10 nearest" in said
+    assert Index.load(tmp_path / "i", bag).manifest.search.options.num_links == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"search": "milvus"}, "milvus needs it"),
+        ({"milvus_uri": "x.db"}, "others do not"),
+        ({"search": "milvus", "milvus_uri": "http://root:secret@host"}, "MILVUS_TOKEN"),
+        ({"max_batch_tokens": 0}, "at least 1"),
+        ({"shard_size": 0}, "at least 1"),
+        ({"dtype": "int8"}, "float16"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        IndexArguments("documents.jsonl", "quickstart", "index", **given)
