@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from samrag.answering import Method, documents_for, looked_up, similarity_for
+from samrag.answering import Method, documents_for, looked_up, open_index, similarity_for
 from samrag.arguments import AnswerArguments, LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.errors import UserError
@@ -26,7 +26,8 @@ async def answer(question: Question, arguments: RunArguments, loop: LoopArgument
     """Rank, run the program, return its trace."""
     documents = read_records(Path(arguments.documents_file), Document)
     method = Method.of(arguments)
-    hits = documents_for(method, [question], documents, Path(arguments.index_dir), arguments.embedder, loop)
+    opened = open_index([question], documents, Path(arguments.index_dir), arguments.embedder)
+    hits = documents_for(method, *opened, loop)
     async with load_engine(arguments, teacher) as engine:
         program = method.program(
             question, looked_up(hits, documents)[0], loop, similarity_for(loop, arguments.embedder)

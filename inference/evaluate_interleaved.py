@@ -48,7 +48,7 @@ def evaluate(arguments: InterleavedEvaluationArguments) -> None:
     for system, answers in outputs.items():
         samples = samples_of(kept, {i: answer for i, answer in answers.items() if i not in left_out})
         for mode in Mode:
-            encode = (lambda items: texts.encode_documents(items, arguments.batch_size)) if texts else None
+            encode = texts.encode_documents if texts else None
             scores[system, mode] = score_samples(samples, mode, encode, images)
             write_records(folder / "samples" / f"{system}.{mode}.jsonl", scores[system, mode])
     summaries = {

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from pathlib import Path
 
-from samrag.answering import Method, documents_for, looked_up, similarity_for, write_traces
+from samrag.answering import Method, documents_for, looked_up, open_index, similarity_for, write_traces
 from samrag.arguments import LoopArguments, RunArguments, TeacherArguments
 from samrag.config import parse, run
 from samrag.files import read_records
@@ -26,7 +26,8 @@ async def answer_all(arguments: RunArguments, loop: LoopArguments, teacher: Teac
     questions = read_records(Path(arguments.questions_file), Question)[: arguments.max_questions]
     documents = read_records(Path(arguments.documents_file), Document)
     method = Method.of(arguments)
-    hits = documents_for(method, questions, documents, Path(arguments.index_dir), arguments.embedder, loop)
+    opened = open_index(questions, documents, Path(arguments.index_dir), arguments.embedder)
+    hits = documents_for(method, *opened, loop)
     local = arguments.engine == "local"
     async with load_engine(arguments, teacher) as engine:
         return await write_traces(

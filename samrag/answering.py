@@ -157,21 +157,10 @@ def rank_documents(
     return index.search(vectors, k)
 
 
-def documents_for(
-    method: Method,
-    questions: Sequence[Question],
-    documents: Sequence[Document],
-    index_dir: Path,
-    embedder: str,
-    loop: LoopArguments,
-) -> list[list[Hit]]:
-    """What a method reads for each question: the best documents of an index, or a complementary pool of them.
-
-    Raises:
-        UserError: see `rank_documents`.
-    """
+def documents_for(method: Method, index: Index, queries: NDArray[np.float32], loop: LoopArguments) -> list[list[Hit]]:
+    """What a method reads for each of the queries[Q, D]: the best documents of an index, or a complementary pool."""
     if not method.pool:
-        return rank_documents(questions, documents, index_dir, embedder, depth(loop))
+        return index.search(queries, depth(loop))
     options = PoolOptions(
         loop.pool_size,
         loop.num_candidates,
@@ -179,8 +168,7 @@ def documents_for(
         loop.pool_trade_off,
         loop.pool_stretched,
     )
-    index, vectors = open_index(questions, documents, index_dir, embedder)
-    return pools_of(index, vectors, options)
+    return pools_of(index, queries, options)
 
 
 def similarity_for(loop: LoopArguments, embedder: str) -> Similarity:
@@ -207,7 +195,9 @@ def open_index(
     index = Index.load(index_dir, model)
     if index.manifest.documents != hash_documents(documents):
         raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
-    return index, model.encode_queries([question.question for question in questions])
+    with progress("questions", len(questions)) as advance:
+        vectors = model.encode_queries([question.question for question in questions], advance=advance)
+    return index, vectors
 
 
 def looked_up(rankings: Sequence[Sequence[Hit]], documents: Sequence[Document]) -> list[list[Document]]:

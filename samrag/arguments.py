@@ -436,11 +436,38 @@ class IndexArguments:
     """Embedder folder, hub name, or quickstart."""
     output_dir: str
     """Index folder."""
-    batch_size: int = 64
-    """Texts per forward pass."""
+    max_batch_tokens: int | None = None
+    """Tokens per forward pass, padding included; none takes 1,024 on a processor, 65,536 on an accelerator."""
+    dtype: Literal["float32", "float16"] = "float32"
+    """How components are stored: float16 takes half the place."""
+    shard_size: int = 65_536
+    """Documents of a file; a build that was killed goes on at the last whole file."""
+    overwrite: bool = False
+    """Replace an index of another embedder or dtype, or a broken one; other documents need no such leave."""
+    search: Literal["exact", "ivf", "hnsw", "milvus"] = "exact"
+    """How documents are looked for; ivf and hnsw (FAISS) are approximate, their recall is measured and stored."""
+    num_lists: int | None = None
+    """IVF: cells; none takes 4 times the root of the number of documents."""
+    num_probes: int = 32
+    """IVF: cells that are searched."""
+    num_links: int = 32
+    """HNSW: neighbours of a vector."""
+    ef_construction: int = 128
+    """HNSW: candidates while building."""
+    ef_search: int = 128
+    """HNSW: candidates while searching."""
+    milvus_uri: str | None = None
+    """Milvus: address of a server (its token in MILVUS_TOKEN), or a file ending in .db for Milvus Lite."""
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "batch_size")
+        _at_least(self, 1, "max_batch_tokens", "shard_size", "num_lists", "num_probes", "ef_construction", "ef_search")
+        _at_least(self, 2, "num_links")
+        if (self.search == "milvus") != (self.milvus_uri is not None):
+            raise ValueError(
+                f"search is {self.search} and milvus_uri {self.milvus_uri}; milvus needs it, others do not"
+            )
+        if self.milvus_uri is not None and "@" in self.milvus_uri:
+            raise ValueError("milvus_uri holds a secret, which would be stored; put it into MILVUS_TOKEN instead")
 
 
 @dataclass(config=STRICT)

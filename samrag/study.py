@@ -12,6 +12,7 @@ from samrag.answering import (
     Method,
     documents_for,
     looked_up,
+    open_index,
     recorded,
     similarity_for,
     teacher_backend,
@@ -134,10 +135,8 @@ def _rankings(
         TUNED_R: (Path(arguments.tuned_index_dir), arguments.tuned_embedder),
     }
     wanted = {(item.retriever, CHECKS[item.checks].pool): CHECKS[item.checks] for item in cells}
-    return {
-        key: looked_up(documents_for(method, questions, documents, *places[key[0]], loop), documents)
-        for key, method in wanted.items()
-    }
+    opened = {name: open_index(questions, documents, *places[name]) for name in sorted({name for name, _ in wanted})}
+    return {key: looked_up(documents_for(method, *opened[key[0]], loop), documents) for key, method in wanted.items()}
 
 
 def _ids(rankings: Sequence[Sequence[Document]]) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from samrag.answering import Method, documents_for, similarity_for
-from samrag.arguments import LoopArguments
+from samrag.answering import Method, documents_for, open_index, similarity_for
+from samrag.arguments import LoopArguments, StudyArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
 from samrag.calls import Passage
 from samrag.files import read_records, write_records
@@ -20,7 +20,7 @@ from samrag.miniworld.world import Split
 from samrag.retrieval.embedder import Embedder
 from samrag.retrieval.index import build_index
 from samrag.schema import Document, Question, Trace
-from samrag.study import CHECKS, TUNED_M, G, grid
+from samrag.study import CHECKS, TUNED_M, G, _rankings, grid
 
 NUM_QUESTIONS = 12
 
@@ -117,14 +117,32 @@ def test_the_answer_script_shows_scores_rounds_and_confidence(
         assert heading in shown
 
 
+def test_the_questions_of_a_study_are_encoded_once_for_each_retriever(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Embedder.encode_queries
+
+    def counted(self: Embedder, texts: Any, *given: Any, **named: Any) -> Any:
+        encoded.append(len(texts))
+        return encode(self, texts, *given, **named)
+
+    monkeypatch.setattr(Embedder, "encode_queries", counted)
+    places = {"index_dir": str(folder / "index"), "embedder": "quickstart"}
+    tuned = {f"tuned_{name}": value for name, value in places.items()}
+    names = ("questions_file", "documents_file", "image_root", "model_path", "adapter", "output_dir")
+    arguments = StudyArguments(**dict.fromkeys(names, "unused"), **places, **tuned)
+    rankings = _rankings(grid(with_teacher=True, climb=True), *records(folder), arguments, LoopArguments())
+    assert len(rankings) == 3  # R, R*, and the pools of R*
+    assert encoded == [NUM_QUESTIONS, NUM_QUESTIONS]
+
+
 @pytest.mark.parametrize("strategy", ["mmr", "vrsd"])
 def test_a_pool_is_chosen_from_the_candidates_and_begins_with_the_best(folder: Path, strategy: Any) -> None:
     questions, documents = records(folder)
+    opened = open_index(questions, documents, folder / "index", "quickstart")
     loop = LoopArguments(pool_size=6, num_candidates=20, pool_strategy=strategy)
-    pools, ranked = (
-        documents_for(Method("climb", pool=pool), questions, documents, folder / "index", "quickstart", loop)
-        for pool in (True, False)
-    )
+    pools, ranked = (documents_for(Method("climb", pool=pool), *opened, loop) for pool in (True, False))
     for pool, ranking in zip(pools, ranked, strict=True):
         assert len({hit.doc_id for hit in pool}) == 6
         assert {hit.doc_id for hit in pool} <= {hit.doc_id for hit in ranking[:20]}
@@ -135,11 +153,9 @@ def test_a_pool_is_chosen_from_the_candidates_and_begins_with_the_best(folder: P
 @pytest.mark.parametrize("stretched", [False, True])
 def test_at_lambda_one_a_pool_is_what_is_read_without(folder: Path, stretched: bool) -> None:
     questions, documents = records(folder)
+    opened = open_index(questions, documents, folder / "index", "quickstart")
     loop = LoopArguments(pool_trade_off=1.0, pool_stretched=stretched)
-    pools, ranked = (
-        documents_for(CHECKS[checks], questions, documents, folder / "index", "quickstart", loop)
-        for checks in ("climb", "no_pool")
-    )
+    pools, ranked = (documents_for(CHECKS[checks], *opened, loop) for checks in ("climb", "no_pool"))
     assert pools == [ranking[: loop.pool_size] for ranking in ranked]
 
 

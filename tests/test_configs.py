@@ -105,12 +105,12 @@ def test_a_value_of_a_wrong_type_in_the_file_is_refused_by_name(script: Path, tm
 
 def test_flags_override_the_file_and_unknown_flags_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     script, config = ROOT / "inference/build_index.py", ROOT / "configs/quickstart/build_index.yaml"
-    assert arguments_for(script, config, "--batch_size", "3")[0].batch_size == 3
-    with pytest.raises(UserError, match="--batch_siz"):
-        arguments_for(script, config, "--batch_siz", "3")
+    assert arguments_for(script, config, "--shard_size", "3")[0].shard_size == 3
+    with pytest.raises(UserError, match="--shard_siz"):
+        arguments_for(script, config, "--shard_siz", "3")
     with pytest.raises(SystemExit):
-        arguments_for(script, config, "--batch_size", "many")
-    assert "--batch_size" in capsys.readouterr().err
+        arguments_for(script, config, "--shard_size", "many")
+    assert "--shard_size" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

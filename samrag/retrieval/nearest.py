@@ -6,15 +6,17 @@ one random rotation first, which evens out their components: rounding errors are
 directions, so that their size is known (the argument of RaBitQ, Gao and Long, 2405.12497). Every product that is
 computed again shows its error; where one is larger than expected, its queries are searched by the worst-case bound.
 
-Left out: accelerators, and corpora whose vectors do not fit into memory (`samrag.retrieval.index` has FAISS).
+The documents may lie in several arrays mapped from files, of float32 or float16: one is searched after the other, and
+only the 8-bit codes, a byte a component, stay in memory. Left out: accelerators.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,31 +68,27 @@ class _Codes:
 
 
 class ExactSearch:
-    """Inner-product search over documents[N, D]; what it finds does not depend on how queries are grouped.
+    """Inner-product search over documents; what it finds depends neither on how queries nor how documents are grouped.
 
     Args:
-        documents: the vectors; they need no unit length.
+        *shards: the documents' vectors[N, D] in one or several arrays, float32 or float16; they need no unit length.
 
     Raises:
         UserError: there are none, or one is not finite.
     """
 
-    def __init__(self, documents: NDArray[np.float32]) -> None:
-        self._documents = _checked(documents, "documents")
-        if not len(self._documents):
+    def __init__(self, *shards: NDArray[Any]) -> None:
+        self._shards = [_Shard(shard) for shard in shards]
+        if not len(self):
             raise UserError("there are no document vectors to search in.")
-        dimension = self._documents.shape[1]
-        square = np.random.default_rng(0).standard_normal((dimension, dimension))
-        self._rotation = np.linalg.qr(square)[0].astype(np.float32)
-        self._codes = _encode(self._documents, self._rotation, shared_step=True)
 
     def __len__(self) -> int:
-        return len(self._documents)
+        return sum(len(shard) for shard in self._shards)
 
     def search(self, queries: NDArray[np.float32], k: int) -> Nearest:
         """The k best documents of each query[Q, D].
 
-        Memory beyond the result is bounded, whatever the number of queries.
+        Memory beyond the result and the codes is bounded, whatever the number of queries and documents.
 
         Raises:
             UserError: k is below 1, or queries are not finite or of another dimension.
@@ -98,6 +96,48 @@ class ExactSearch:
         if k < 1:
             raise UserError(f"k is {k}; at least one document must be asked for.")
         queries = _checked(queries, "queries")
+        positions = np.full((len(queries), k), -1, dtype=np.int64)
+        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
+        for start, shard in self._placed():
+            found = shard.search(queries, k)
+            moved = np.where(found.positions < 0, -1, found.positions + start)
+            both = np.concatenate([scores, found.scores], axis=1)
+            order = np.argsort(-both, axis=1, kind="stable")[:, :k]  # of equal ones, those of earlier shards
+            scores = np.take_along_axis(both, order, axis=1)
+            positions = np.take_along_axis(np.concatenate([positions, moved], axis=1), order, axis=1)
+        return Nearest(positions, scores)
+
+    def scores_of(self, queries: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Scores[Q, K] of queries[Q, D] with the documents at positions[Q, K]; minus infinity at -1."""
+        scores = np.full(positions.shape, -np.inf, dtype=np.float32)
+        for start, shard in self._placed():
+            rows, columns = np.nonzero((positions >= start) & (positions < start + len(shard)))
+            scores[rows, columns] = shard.products(queries, rows, positions[rows, columns] - start)
+        return scores
+
+    def _placed(self) -> Iterator[tuple[int, _Shard]]:
+        """The shards with the positions of their first documents."""
+        start = 0
+        for shard in self._shards:
+            yield start, shard
+            start += len(shard)
+
+
+class _Shard:
+    """Search within one array of documents."""
+
+    def __init__(self, documents: NDArray[Any]) -> None:
+        self._documents = _checked(documents, "documents")
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    @functools.cached_property
+    def _codes(self) -> _Codes:
+        return _encode(self._documents, _rotation(self._documents.shape[1]), shared_step=True)
+
+    def search(self, queries: NDArray[np.float32], k: int) -> Nearest:
+        """The k best documents of each query[Q, D]."""
         if queries.shape[1] != self._documents.shape[1]:
             raise UserError(
                 f"queries have {queries.shape[1]} dimensions and documents {self._documents.shape[1]}; "
@@ -111,13 +151,6 @@ class ExactSearch:
             self._search_block(queries[rows], screen, positions[rows], scores[rows])
         return Nearest(positions, scores)
 
-    def scores_of(self, queries: NDArray[np.float32], positions: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Scores[Q, K] of queries[Q, D] with the documents at positions[Q, K]; minus infinity at -1."""
-        rows, columns = np.nonzero(positions >= 0)
-        scores = np.full(positions.shape, -np.inf, dtype=np.float32)
-        scores[rows, columns] = self._products(queries, rows, positions[rows, columns])
-        return scores
-
     def _search_block(
         self,
         queries: NDArray[np.float32],
@@ -126,34 +159,34 @@ class ExactSearch:
         scores: NDArray[np.float32],
     ) -> None:
         """Search for a block of queries, and write what is found into its rows of the result."""
-        codes = _encode(queries, self._rotation, shared_step=False)
+        codes = _encode(queries, _rotation(queries.shape[1]), shared_step=False)
         unit = codes.step * self._codes.step[0]  # one unit of an integer product, [Q]
         expected, worst = _error_bounds(codes, self._codes)
         screen.multiply(codes)
         rows, found, products = screen.candidates(expected / unit)
-        exact = self._products(queries, rows, found)
+        exact = self.products(queries, rows, found)
         astray = np.abs(exact - products * unit[rows]) > expected[rows]
         if astray.any():
             bound = expected.copy()
             bound[rows[astray]] = worst[rows[astray]]
             rows, found, _ = screen.candidates(bound / unit)
-            exact = self._products(queries, rows, found)
+            exact = self.products(queries, rows, found)
         _rank(rows, found, exact, positions, scores)
 
-    def _products(
+    def products(
         self, queries: NDArray[np.float32], rows: NDArray[np.int64], found: NDArray[np.int64]
     ) -> NDArray[np.float32]:
         """Inner products of pairs, sorted by row; summed in one order, so that equal vectors have equal scores."""
         exact = np.empty(len(rows), dtype=np.float32)
         edges = np.flatnonzero(np.diff(rows, prepend=-1, append=-1)).tolist()
-        gathered = np.empty((min(len(rows), _PAIRS), self._documents.shape[1]), dtype=np.float32)
+        gathered = np.empty((min(len(rows), _PAIRS), self._documents.shape[1]), dtype=self._documents.dtype)
         for first, last in itertools.pairwise(edges):
             query = queries[rows[first]]
             for start in range(first, last, _PAIRS):
                 pairs = slice(start, min(start + _PAIRS, last))
                 chosen = gathered[: pairs.stop - pairs.start]
                 np.take(self._documents, found[pairs], axis=0, out=chosen, mode="clip")
-                np.vecdot(chosen, query, out=exact[pairs])
+                np.vecdot(chosen.astype(np.float32, copy=False), query, out=exact[pairs])
         return exact
 
 
@@ -241,18 +274,28 @@ def _multiplies_integers() -> bool:
     return bool((products == 256 * _LARGEST_CODE**2).all())
 
 
-def _encode(vectors: NDArray[np.float32], rotation: NDArray[np.float32], shared_step: bool) -> _Codes:
+@functools.cache
+def _rotation(dimension: int) -> NDArray[np.float32]:
+    square = np.random.default_rng(0).standard_normal((dimension, dimension))
+    rotation: NDArray[np.float32] = np.linalg.qr(square)[0].astype(np.float32)
+    return rotation
+
+
+def _encode(vectors: NDArray[Any], rotation: NDArray[np.float32], shared_step: bool) -> _Codes:
     """Rotate and round vectors[N, D], by steps of their own or by one of all."""
     import torch
 
-    norm = np.sqrt(np.vecdot(vectors, vectors).astype(np.float64))
-    shared = norm.max() * _SPREAD / np.sqrt(vectors.shape[1]) / _LARGEST_CODE
+    parts = [slice(start, start + _PAIRS) for start in range(0, len(vectors), _PAIRS)]
+    norm = np.empty(len(vectors))
+    for part in parts:
+        wide = vectors[part].astype(np.float32, copy=False)
+        norm[part] = np.sqrt(np.vecdot(wide, wide).astype(np.float64))
+    shared = norm.max(initial=0.0) * _SPREAD / np.sqrt(vectors.shape[1]) / _LARGEST_CODE
     step = np.full_like(norm, shared or 1.0)
     error = np.empty_like(norm)
     values = torch.empty(vectors.shape, dtype=torch.int8)
-    for start in range(0, len(vectors), _PAIRS):
-        part = slice(start, start + _PAIRS)
-        scaled = vectors[part] @ rotation
+    for part in parts:
+        scaled = vectors[part].astype(np.float32, copy=False) @ rotation
         if not shared_step:
             largest = np.abs(scaled).max(axis=1)
             step[part] = np.where(largest > 0, largest, 1.0) / _LARGEST_CODE
@@ -295,12 +338,14 @@ def _rank(
     scores[:, :width] = np.where(filled, exact[pairs], -np.inf)
 
 
-def _checked(vectors: NDArray[np.float32], name: str) -> NDArray[np.float32]:
-    """Vectors[N, D] as contiguous float32; none of them may hold NaN or infinity."""
-    array = np.ascontiguousarray(vectors, dtype=np.float32)
+def _checked(vectors: NDArray[Any], name: str) -> NDArray[Any]:
+    """Vectors[N, D], contiguous, as float32 or, if they are, float16; none of them may hold NaN or infinity."""
+    array = np.ascontiguousarray(vectors, dtype=np.float16 if vectors.dtype == np.float16 else np.float32)
     if array.ndim != 2:
         raise UserError(f"the vectors of {name} have shape {array.shape}; [N, D] is needed.")
-    finite = np.isfinite(array).all(axis=1)
-    if not finite.all():
-        raise UserError(f"vector {int(finite.argmin())} of {name} is not finite; look at its text and the embedder.")
+    for start in range(0, len(array), TILE):
+        finite = np.isfinite(array[start : start + TILE]).all(axis=1)
+        if not finite.all():
+            number = start + int(finite.argmin())
+            raise UserError(f"vector {number} of {name} is not finite; look at its text and the embedder.")
     return array

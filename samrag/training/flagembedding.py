@@ -7,11 +7,12 @@ another pooling; the folder is therefore written again by `samrag.training.retri
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
-from transformers import AutoModel
+from transformers import AutoModel, TrainerCallback
 
 from samrag.errors import UserError
 from samrag.retrieval.embedder import Embedder
@@ -30,7 +31,11 @@ _OURS = ("cache_gradients", "lora_r", "early_stopping_patience")
 
 
 def train(
-    embedder: Embedder, rows: Dataset, arguments: RetrieverArguments, training: SentenceTransformerTrainingArguments
+    embedder: Embedder,
+    rows: Dataset,
+    arguments: RetrieverArguments,
+    training: SentenceTransformerTrainingArguments,
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> dict[str, Any]:
     """Train with FlagEmbedding's runner; the embedder then holds the tuned weights. Returns the trainer's metrics.
 
@@ -76,6 +81,8 @@ def train(
             **{name: getattr(training, name) for name in _SHARED},
         ),
     )  # fmt: skip
+    for callback in callbacks:
+        runner.trainer.add_callback(callback)
     metrics: dict[str, Any] = dict(runner.trainer.train().metrics)
     runner.trainer.save_model()
     tuned = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)

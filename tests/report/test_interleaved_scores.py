@@ -85,7 +85,7 @@ def test_every_file_agrees_with_the_metrics(tmp_path: Path, capsys: pytest.Captu
 class Encoder:
     """All texts and images are alike."""
 
-    def encode_documents(self, texts: list[str], batch_size: int) -> np.ndarray:
+    def encode_documents(self, texts: list[str]) -> np.ndarray:
         return np.ones((len(texts), 3))
 
     def encode_images(self, images: list[str]) -> np.ndarray:

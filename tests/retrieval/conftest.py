@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from samrag.progress import Advance
 from samrag.schema import Document, Modality
 
 
 class BagEmbedder:
     """Unit vectors from a hash of the words; equal texts have equal vectors."""
+
+    pooling = "sum"
+    query_instruction = ""
 
     def __init__(self, identity: str = "bag", dimension: int = 32) -> None:
         self.identity = identity
@@ -20,9 +24,11 @@ class BagEmbedder:
         self.num_encoded = 0
 
     def encode_documents(
-        self, texts: Sequence[str], batch_size: int = 32, progress: bool = False
+        self, texts: Sequence[str], max_batch_tokens: int | None = None, advance: Advance | None = None
     ) -> NDArray[np.float32]:
         self.num_encoded += len(texts)
+        if advance is not None:
+            advance(len(texts))
         return np.stack([self._vector(text) for text in texts])
 
     encode_queries = encode_documents

@@ -35,10 +35,10 @@ def model_copy(tmp_path: Path) -> Path:
 
 @needs_minilm
 def test_vectors_are_unit_length_deterministic_and_in_the_order_given(minilm):
-    vectors = minilm.encode_documents(TEXTS, batch_size=2)
+    vectors = minilm.encode_documents(TEXTS, max_batch_tokens=128)
     assert vectors.dtype == np.float32 and vectors.shape == (4, minilm.dimension)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-    assert np.array_equal(vectors, minilm.encode_documents(TEXTS, batch_size=2))
+    assert np.array_equal(vectors, minilm.encode_documents(TEXTS, max_batch_tokens=128))
     one_by_one = np.concatenate([minilm.encode_documents([text]) for text in TEXTS])
     assert np.allclose(vectors, one_by_one, atol=1e-5)
     assert minilm.encode_queries([]).shape == (0, minilm.dimension)
@@ -57,10 +57,53 @@ def test_the_instruction_goes_before_queries_only_and_is_read_back(minilm, model
 
 
 @needs_minilm
+@pytest.mark.parametrize("max_batch_tokens", [1, 100, 100_000])
+def test_vectors_are_those_of_sentence_transformers_however_texts_are_batched(minilm, max_batch_tokens, monkeypatch):
+    monkeypatch.setattr(embedder_module, "TEXTS_SORTED_AT_ONCE", 3)
+    texts = ["word " * length for length in (3, 90, 1, 40, 0, 12, 7, 7)]
+    wanted = minilm.model.encode(texts, normalize_embeddings=True)
+    found = minilm.encode_documents(texts, max_batch_tokens)
+    assert (found * wanted).sum(axis=1).min() > 0.9999
+
+
+@needs_minilm
+def test_batches_keep_the_budget_and_hold_every_text_once(minilm, monkeypatch):
+    shapes = []
+    forward = minilm.model.forward
+    monkeypatch.setattr(minilm.model, "forward", lambda x, **_: shapes.append(x["input_ids"].shape) or forward(x))
+    done = []
+    minilm.encode_documents(["word " * n for n in range(60)], 200, lambda steps=1, note="": done.append(steps))
+    assert all(rows == 1 or rows * width <= 200 for rows, width in shapes)
+    assert done == [rows for rows, _ in shapes] and sum(done) == 60
+    assert sum(rows * width for rows, width in shapes) < 1.1 * sum(min(n + 2, 64) for n in range(60))
+
+
+@needs_minilm
+def test_a_model_in_training_encodes_without_dropout(minilm):
+    wanted = minilm.encode_documents(TEXTS)
+    minilm.model.train()
+    assert np.array_equal(minilm.encode_documents(TEXTS), wanted)
+    assert not minilm.model.training
+
+
+@needs_minilm
+def test_empty_and_endless_texts_have_vectors_of_their_own(minilm):
+    endless = "word " * 20_000
+    empty, long, cut = minilm.encode_documents(["", endless, "word " * 62])
+    assert np.isfinite(empty).all() and np.allclose(np.linalg.norm(empty), 1, atol=1e-5)
+    assert np.allclose(long, cut, atol=1e-5)
+
+
+@needs_minilm
 def test_vectors_that_are_not_finite_are_refused(minilm, monkeypatch):
-    monkeypatch.setattr(minilm.model, "encode", lambda texts, **_: np.full((len(texts), minilm.dimension), np.nan))
-    with pytest.raises(UserError, match="not finite"):
+    forward = minilm.model.forward
+    monkeypatch.setattr(
+        minilm.model, "forward", lambda x, **_: {"sentence_embedding": forward(x)["sentence_embedding"] * np.nan}
+    )
+    with pytest.raises(UserError, match="4 of 4 vectors are not finite"):
         minilm.encode_documents(TEXTS)
+    with pytest.raises(UserError, match="max_batch_tokens is 0"):
+        minilm.encode_documents(TEXTS, 0)
 
 
 @needs_minilm

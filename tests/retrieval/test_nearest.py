@@ -49,6 +49,17 @@ def test_what_is_found_does_not_depend_on_the_other_queries():
     np.testing.assert_array_equal(together.scores[431:432], alone.scores)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_documents_in_several_arrays_are_found_as_in_one(dtype):
+    queries, documents = vectors(70, seed=1), np.repeat(vectors(1500), 2, axis=0).astype(dtype)
+    whole, parts = ExactSearch(documents), ExactSearch(*np.split(documents, [1, 700, 701, 2500]))
+    found, wanted = parts.search(queries, 12), whole.search(queries, 12)
+    np.testing.assert_array_equal(found.positions, wanted.positions)
+    np.testing.assert_array_equal(found.scores, wanted.scores)
+    np.testing.assert_array_equal(parts.scores_of(queries, found.positions), wanted.scores)
+    np.testing.assert_allclose(wanted.scores, by_hand(queries, documents, 12)[1], atol=1e-6)
+
+
 def test_fewer_documents_than_asked_for_leave_the_rest_empty():
     found = ExactSearch(vectors(3)).search(vectors(2, seed=1), 5)
     assert (found.positions[:, 3:] == -1).all() and np.isneginf(found.scores[:, 3:]).all()
