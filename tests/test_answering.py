@@ -9,16 +9,21 @@ from typing import Any
 
 import pytest
 
+from samrag import SamRag
 from samrag.answering import Method, documents_for, similarity_for
 from samrag.arguments import LoopArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
 from samrag.calls import Passage
+from samrag.engines.api import ApiBackend
+from samrag.errors import UserError
 from samrag.files import read_records, write_records
+from samrag.interactive import Step
 from samrag.metrics.answers import mmqa_list_em
 from samrag.miniworld.dataset import IMAGES_FOLDER, SplitSize, write_world
 from samrag.miniworld.world import Split
+from samrag.prompts import PromptStyle
 from samrag.retrieval.embedder import Embedder
-from samrag.retrieval.index import build_index
+from samrag.retrieval.index import Index, build_index
 from samrag.schema import Document, Question, Trace
 from samrag.study import CHECKS, TUNED_M, G, grid
 
@@ -182,3 +187,28 @@ def test_a_study_has_climb_and_its_ablations_when_it_is_asked_for() -> None:
     ]
     assert len({cell.name for cell in cells}) == len(cells)
     assert {cell.student for cell in grid(with_teacher=False, climb=True)[-5:]} == {TUNED_M}
+
+
+def test_the_python_api_gives_one_trace_by_every_way_of_asking(
+    folder: Path, serve_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "not-needed-on-loopback")
+    questions, documents = records(folder)
+    embedder = Embedder.load("quickstart", num_threads=1)
+    backend = ApiBackend("simulated-teacher", serve_teacher(folder).url, image_root=folder / IMAGES_FOLDER)
+    index = Index.load(folder / "index", embedder)
+    rag = SamRag(documents, index, embedder, backend, PromptStyle.TEACHER)
+    asked = questions[0].question
+    trace = rag.answer(asked)
+    *steps, last = rag.stream(asked)
+    assert last == trace
+    assert all(isinstance(step, Step) for step in steps)
+    assert len(steps) == trace.usage.calls
+    assert rag.answer_all([asked, questions[1].question])[0].answers == trace.answers
+    next(unfinished := rag.stream(asked))
+    unfinished.close()
+    with pytest.raises(UserError, match="no question"):
+        rag.answer(" ")
+    with pytest.raises(UserError, match="other documents"):
+        SamRag(documents[1:], index, embedder, backend)
+    rag.close()
