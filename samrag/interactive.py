@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,7 +116,7 @@ class SamRag:
         """Answer many questions together, in their order."""
         return self._runner.run(self.aanswer_all(questions))
 
-    def stream(self, question: str) -> Iterator[Step | Trace]:
+    def stream(self, question: str) -> Generator[Step | Trace, None, None]:
         """Every step as it is answered, and at last the trace."""
         events = self.astream(question)
         try:
