@@ -13,7 +13,7 @@ from samrag import SamRag
 from samrag.answering import Method, documents_for, similarity_for
 from samrag.arguments import LoopArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
-from samrag.calls import Passage
+from samrag.calls import JUDGEMENTS, Failure, Passage
 from samrag.engines.api import ApiBackend
 from samrag.errors import UserError
 from samrag.files import read_records, write_records
@@ -21,6 +21,7 @@ from samrag.interactive import Step
 from samrag.metrics.answers import mmqa_list_em
 from samrag.miniworld.dataset import IMAGES_FOLDER, SplitSize, write_world
 from samrag.miniworld.world import Split
+from samrag.programs.verdicts import VerdictMode
 from samrag.prompts import PromptStyle
 from samrag.retrieval.embedder import Embedder
 from samrag.retrieval.index import Index, build_index
@@ -212,3 +213,12 @@ def test_the_python_api_gives_one_trace_by_every_way_of_asking(
     with pytest.raises(UserError, match="other documents"):
         SamRag(documents[1:], index, embedder, backend)
     rag.close()
+    cascade = LoopArguments(verdict_mode=VerdictMode.CASCADE)
+    student = SamRag(documents, index, embedder, backend, PromptStyle.STUDENT, loop=cascade)
+    *steps, _ = student.stream(asked)  # the teacher gives no logprobs: each direct verdict fails, and is asked again
+    direct = [step.reply for step in steps if isinstance(step, Step) and step.call.direct]
+    assert direct
+    assert all(isinstance(reply, Failure) for reply in direct)
+    reasoned = [s for s in steps if isinstance(s, Step) and s.call.kind in JUDGEMENTS and not s.call.direct]
+    assert len(reasoned) == len(direct)
+    student.close()
