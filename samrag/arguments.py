@@ -620,6 +620,9 @@ class RunArguments:
     """CLIMB: look for what the evidence lacks."""
     engine: Literal["local", "api"] = "local"
     """Who answers: a local model, or the server of the teacher group."""
+    prompt_style: Literal["student", "teacher"] | None = None
+    """How calls are worded; none: student for a local model, teacher for a server. A tuned student behind a server
+    needs student."""
     model_path: str | None = None
     """Local model: folder or hub name."""
     adapter: str | None = None

@@ -39,7 +39,8 @@ async def load_engine(arguments: RunArguments, teacher: TeacherArguments) -> Asy
     Raises:
         UserError: the configuration names no model.
     """
-    style = PromptStyle.STUDENT if arguments.engine == "local" else PromptStyle.TEACHER
+    usual = PromptStyle.STUDENT if arguments.engine == "local" else PromptStyle.TEACHER
+    style = PromptStyle(arguments.prompt_style or usual)
     backend = _backend(arguments, teacher)
     store = Store(Path(teacher.store))
     try:

@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
+from samrag import SamRag
 from samrag.answering import Method, documents_for, open_index, similarity_for
 from samrag.arguments import LoopArguments, StudyArguments
 from samrag.benchmarks.mmqa import read_documents, read_questions
-from samrag.calls import Passage
+from samrag.calls import JUDGEMENTS, Failure, Passage
+from samrag.engines.api import ApiBackend
+from samrag.errors import UserError
 from samrag.files import read_records, write_records
+from samrag.interactive import Step
 from samrag.metrics.answers import mmqa_list_em
 from samrag.miniworld.dataset import IMAGES_FOLDER, SplitSize, write_world
 from samrag.miniworld.world import Split
+from samrag.programs.verdicts import VerdictMode
+from samrag.prompts import PromptStyle
 from samrag.retrieval.embedder import Embedder
-from samrag.retrieval.index import build_index
+from samrag.retrieval.index import Index, build_index
 from samrag.schema import Document, Question, Trace
 from samrag.study import CHECKS, TUNED_M, G, _rankings, grid
 
@@ -198,3 +204,37 @@ def test_a_study_has_climb_and_its_ablations_when_it_is_asked_for() -> None:
     ]
     assert len({cell.name for cell in cells}) == len(cells)
     assert {cell.student for cell in grid(with_teacher=False, climb=True)[-5:]} == {TUNED_M}
+
+
+def test_the_python_api_gives_one_trace_by_every_way_of_asking(
+    folder: Path, serve_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "not-needed-on-loopback")
+    questions, documents = records(folder)
+    embedder = Embedder.load("quickstart", num_threads=1)
+    backend = ApiBackend("simulated-teacher", serve_teacher(folder).url, image_root=folder / IMAGES_FOLDER)
+    index = Index.load(folder / "index", embedder)
+    rag = SamRag(documents, index, embedder, backend, PromptStyle.TEACHER)
+    asked = questions[0].question
+    trace = rag.answer(asked)
+    *steps, last = rag.stream(asked)
+    assert last == trace
+    assert all(isinstance(step, Step) for step in steps)
+    assert len(steps) == trace.usage.calls
+    assert rag.answer_all([asked, questions[1].question])[0].answers == trace.answers
+    next(unfinished := rag.stream(asked))
+    unfinished.close()
+    with pytest.raises(UserError, match="no question"):
+        rag.answer(" ")
+    with pytest.raises(UserError, match="other documents"):
+        SamRag(documents[1:], index, embedder, backend)
+    rag.close()
+    cascade = LoopArguments(verdict_mode=VerdictMode.CASCADE)
+    student = SamRag(documents, index, embedder, backend, PromptStyle.STUDENT, loop=cascade)
+    *steps, _ = student.stream(asked)  # the teacher gives no logprobs: each direct verdict fails, and is asked again
+    direct = [step.reply for step in steps if isinstance(step, Step) and step.call.direct]
+    assert direct
+    assert all(isinstance(reply, Failure) for reply in direct)
+    reasoned = [s for s in steps if isinstance(s, Step) and s.call.kind in JUDGEMENTS and not s.call.direct]
+    assert len(reasoned) == len(direct)
+    student.close()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from samrag.calls import Failure, FailureReason
 from samrag.engines.base import RawReply, Request
-from samrag.engines.chat import ChatFormat, Images, StructuredOutput, billed, read_completion
+from samrag.engines.chat import ChatFormat, Images, StructuredOutput, billed, read_completion, with_probability
 from samrag.engines.costs import Estimate, Ledger, Tokens, estimate, guessed_tokens, most_tokens
 from samrag.engines.limits import Clock, Limiter, Turn, retry_after_s
 from samrag.engines.meter import Meter
@@ -289,6 +289,8 @@ class ApiBackend:
                 return _Trouble("malformed", "the server's reply is not a chat completion", {}), None
             self._num_answered += 1
             self.limiter.succeeded(turn, str(request.kind), response.headers)
+            if request.direct and isinstance(reply, RawReply) and reply.finish_reason == "stop":
+                reply = with_probability(reply, request.kind, completion)
             return reply, billed(completion)
         except openai.APIStatusError as error:
             self._reached = True

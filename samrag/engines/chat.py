@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import math
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from PIL import Image
 
-from samrag.calls import Failure, FailureReason
+from samrag.calls import JUDGEMENTS, CallKind, Failure, FailureReason
 from samrag.engines.base import RawReply, Request
 from samrag.engines.costs import Tokens
 from samrag.images import read_image
 from samrag.replies import reply_schema
 
 StructuredOutput = Literal["json_schema", "vllm", "none"]
+_TOP_LOGPROBS = 20  # the most that OpenAI and vLLM (by default) give
 _CACHED_BYTES = 64 * 2**20
 
 
@@ -87,6 +90,10 @@ class ChatFormat:
             self.max_tokens_name: request.sampling.max_tokens,
         }
         schema = reply_schema(request.kind)
+        if request.direct:
+            response = schema["properties"]["Response"]
+            schema = {**schema, "properties": {"Response": response}, "required": ["Response"]}
+            body |= {"logprobs": True, "top_logprobs": _TOP_LOGPROBS}
         if self.structured_output == "json_schema":
             named = {"name": str(request.kind), "schema": schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": named}
@@ -105,6 +112,37 @@ def billed(completion: Mapping[str, Any]) -> Tokens:
     return Tokens(
         usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0, details.get("cached_tokens") or 0
     )
+
+
+def with_probability(reply: RawReply, kind: CallKind, completion: Mapping[str, Any]) -> RawReply | Failure:
+    """A direct verdict with its probability among the verdicts of its kind, from the completion's `logprobs`.
+
+    The verdicts part at the first token that reaches into the verdict's word. Each alternative there counts for the
+    verdict that it begins; one that begins several, or none, counts for nothing.
+    """
+    start = re.search(r'"Response"\s*:\s*"', reply.text)
+    verdict = next((v for v in JUDGEMENTS[kind] if start and reply.text.startswith(f'{v}"', start.end())), None)
+    if start is None or verdict is None:
+        return reply  # not a verdict: the strict parser says what is wrong
+    head, before = reply.text[: start.end()], ""
+    try:
+        for item in completion["choices"][0]["logprobs"]["content"]:
+            if len(before + item["token"]) > len(head):
+                break
+            before += item["token"]
+        else:
+            raise ValueError("the tokens end before the verdict")
+        mass = dict.fromkeys(JUDGEMENTS[kind], 0.0)
+        for other in item["top_logprobs"]:
+            text = before + other["token"]
+            begun = [v for v in mass if f'{head}{v}"'.startswith(text) or text.startswith(f'{head}{v}"')]
+            if len(begun) == 1:
+                mass[begun[0]] += math.exp(other["logprob"])
+        return replace(reply, probability=mass[verdict] / sum(mass.values()))
+    except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
+        return Failure(
+            FailureReason.INVALID_REPLY, "the server returned no usable logprobs; ask it for reasoned verdicts"
+        )
 
 
 def read_completion(completion: Any) -> RawReply | Failure | None:
