@@ -31,6 +31,7 @@ PLOT_TITLES = {
     "recall": "Strict recall of the rankers",
     "accuracy": "Exact match by system, with 95 % intervals",
     "cost": "Exact match against model calls",
+    "confidence": "CLIMB's confidence and how often it was right (numbers: answers in the bin)",
     "training": "Training losses",
 }
 

@@ -52,6 +52,8 @@ def draw_plots(metrics: Mapping[str, Any], curves: Mapping[str, Sequence[Row]] |
             figures["accuracy"] = accuracy_figure(metrics["table2"])
         if any(row["calls"] is not None for row in metrics["table2"]):
             figures["cost"] = cost_figure(metrics["table2"])
+        if metrics["confidence"]:
+            figures["confidence"] = confidence_figure(metrics["confidence"])
         if curves:
             figures["training"] = training_figure(curves)
     return figures
@@ -152,6 +154,26 @@ def cost_figure(rows: Sequence[Row]) -> Figure:
             fontsize=9.5,
         )
     figure.legend(loc="outside upper right", ncols=2)
+    return figure
+
+
+def confidence_figure(rows: Sequence[Row]) -> Figure:
+    """Share of right answers against their mean U, one line a system, one point a bin; the sizes are written beside."""
+    figure, axes = _new()
+    axes.plot((0, 100), (0, 100), color="#999999", linewidth=1, linestyle=":", label="as stated")
+    for place, system in enumerate(dict.fromkeys((row["retriever"], row["student"]) for row in rows)):
+        own = [r for r in rows if (r["retriever"], r["student"]) == system and r["confidence"] != "all" and r["n"]]
+        colour, marker = COLOURS[place % len(COLOURS)], MARKERS[place % len(MARKERS)]
+        xs, ys = [row["mean_confidence"] for row in own], [row["accuracy"] for row in own]
+        axes.plot(xs, ys, label="+".join(system), linewidth=2, markersize=6, color=colour, marker=marker)
+        for row in own:
+            point = (row["mean_confidence"], row["accuracy"])
+            axes.annotate(f"{row['n']}", point, (5, -11), textcoords="offset points", fontsize=9, color=colour)
+    axes.set_xlim(0, 103)
+    axes.set_ylim(0, 108)
+    axes.set_xlabel("mean confidence U of the bin x 100")
+    axes.set_ylabel("right answers, %")
+    axes.legend()
     return figure
 
 

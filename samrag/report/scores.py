@@ -25,6 +25,7 @@ from samrag.files import read_json, read_records, within
 from samrag.metrics.answers import mmqa_list_em, mmqa_list_f1, squad_em, squad_f1, squad_join
 from samrag.metrics.retrieval import mean_arn, mean_arn_answered, mean_documents_examined
 from samrag.metrics.significance import bootstrap_interval, paired_permutation_test
+from samrag.report.confidence import bin_rows, failing_row, misled_rows
 from samrag.schema import Document, ExitReason, Modality, Question, Trace
 
 TUNED = ("R*", "M*")
@@ -310,6 +311,7 @@ def evaluate(study: Study, seed: int = 0) -> Row:
         "table3": _ablation_rows(scored, seed),
         "table4": _context_rows(study.questions, scored, seed),
         "climb": _climb_rows(scored, seed),
+        **_confidence_tables(scored),
         "retrieval": retrieval,
     }
     return {
@@ -406,6 +408,17 @@ def _climb_rows(scored: Scored, seed: int) -> list[Row]:
                 row["checks"] = Method.SAM_RAG.label
             rows.append({"retriever": retriever, "student": student, **row, "calls": _mean(calls)})
     return rows
+
+
+def _confidence_tables(scored: Scored) -> dict[str, list[Row]]:
+    """What U is worth in the full CLIMB, by retriever and generator."""
+    cells = [(k, s) for k, s in scored if k.checks is Checks.CLIMB]
+    systems = [({"retriever": key.retriever, "student": key.student}, scores) for key, scores in cells]
+    return {
+        "confidence": [{**system, **row} for system, scores in systems for row in bin_rows(scores)],
+        "climb_failing": [{**system, **failing_row(scores)} for system, scores in systems],
+        "climb_misled": [{**system, **row} for system, scores in systems for row in misled_rows(scores)],
+    }
 
 
 def _context_rows(questions: Sequence[Question], scored: Scored, seed: int) -> list[Row]:

@@ -134,6 +134,31 @@ _CLIMB = (
     *_ABLATION[4:],
     Column("calls", "Calls", _one, is_number=True),
 )
+_CONFIDENCE = (
+    *_CLIMB[:2],
+    Column("confidence", "U"),
+    Column("n", "Answers", _whole, is_number=True),
+    Column("mean_confidence", "Mean U x 100", _one, is_number=True),
+    Column("accuracy", "Right, %", _one, is_number=True),
+    Column("ece", "ECE x 100", _one, is_number=True),
+    Column("auroc", "AUROC x 100", _one, is_number=True),
+)
+_FAILING = {"not_in_pool": "Support not in pool", "not_in_context": "Not chosen", "with_evidence": "With all supports"}
+_CLIMB_FAILING = (
+    *_CLIMB[:2],
+    Column("wrong", "Wrong answers", _whole, is_number=True),
+    *(Column(key, heading, _whole, is_number=True) for key, heading in _FAILING.items()),
+    Column("rose", "U had risen", _whole, is_number=True),
+)
+_CLIMB_MISLED = (
+    *_CLIMB[:2],
+    Column("question", "Question"),
+    Column("answer", "Answer"),
+    Column("gold", "Gold"),
+    Column("first", "First U", _two, is_number=True),
+    Column("last", "Last U", _two, is_number=True),
+    Column("place", "Where it failed", lambda place: _FAILING[place].lower()),
+)
 _SYSTEM_NAMES = {"gold": "Gold", **{str(method): f"{method.label}(R*+M*)" for method in Method}}
 _CONTEXT = (
     Column("system", "System", lambda name: _SYSTEM_NAMES.get(name, name)),
@@ -203,6 +228,27 @@ def study_tables(metrics: Mapping[str, Any]) -> list[Table]:
             tuple(metrics["climb"]),
             "p: two-sided paired permutation test of EM against the full method, on the same questions. Calls: per "
             "question, stored ones included.",
+        ),
+        Table(
+            "confidence",
+            "CLIMB's confidence and how often it was right",
+            _CONFIDENCE,
+            tuple(metrics["confidence"]),
+            "U of the final answers, in the paper's bins. U orders answers (AUROC) and is no probability (ECE).",
+        ),
+        Table(
+            "climb_failing",
+            "Where CLIMB's wrong answers went wrong",
+            _CLIMB_FAILING,
+            tuple(metrics["climb_failing"]),
+            "By the first step that lost a supporting document: the pool, the choice of the evidence, or none of them.",
+        ),
+        Table(
+            "climb_misled",
+            "Wrong answers whose confidence rose",
+            _CLIMB_MISLED,
+            tuple(metrics["climb_misled"]),
+            "At most ten of each generator, the largest rise first.",
         ),
         retrieval_table(metrics["retrieval"]),
         _exit_table(metrics["exit_reasons"]),

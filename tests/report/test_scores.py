@@ -22,10 +22,20 @@ from samrag.programs.sam_rag import SamRagOptions, sam_rag
 from samrag.replies import NOT_STATED
 from samrag.report import tables
 from samrag.report.arguments import EvaluateArguments
-from samrag.report.plots import read_curves
+from samrag.report.plots import draw_plots, read_curves
 from samrag.report.scores import Cell, CellKey, Checks, Method, Study, evaluate, goals, read_study, score_cell
 from samrag.schedule import Schedule, run_all
-from samrag.schema import Document, ExitReason, Modality, Question, Trace, Usage, Verdict
+from samrag.schema import (
+    Document,
+    Draft,
+    ExaminedDocument,
+    ExitReason,
+    Modality,
+    Question,
+    Trace,
+    Usage,
+    Verdict,
+)
 
 CLUBS = world.draw_clubs(world.Split.TEST, 12, seed=1)
 EMBLEMS = {f"images/{i}.png": club.emblem for i, club in enumerate(CLUBS)}
@@ -216,6 +226,52 @@ def test_climb_stands_beside_its_ablations_and_beside_sam_rag_of_the_same_genera
     assert evaluate(study)["climb"] == []
     for name in ("table3", "goals"):
         assert figures[name] == evaluate(study)[name]
+
+
+def _climb_trace(question: Question, right: bool, first: float, last: float, seen: Sequence[str]) -> Trace:
+    answers = question.answers if right else ("something else",)
+    drafts = tuple(Draft(answers, "", tuple(seen), 0, confidence=u) for u in (first, last))
+    examined = tuple(ExaminedDocument(doc_id, 0, True) for doc_id in seen)
+    return Trace(
+        question.question_id,
+        "climb",
+        answers,
+        ExitReason.MAX_ITERATIONS,
+        tuple(seen[:1]),
+        examined,
+        drafts,
+        confidence=last,
+    )
+
+
+def test_confidence_stands_by_bins_and_wrong_answers_by_the_step_that_failed(study: Study) -> None:
+    """Right answers at U = 0.95, wrong ones at 0.6: AUROC is 1, and each wrong answer has one place."""
+    questions = study.questions[:4]
+    single = [question for question in study.questions if len(set(question.support_ids)) == 1][:1]
+    asked = tuple({q.question_id: q for q in (*questions, *single)}.values())
+    traces = [
+        _climb_trace(question, right=i > 1, first=0.5, last=0.95 if i > 1 else 0.6, seen=("nowhere",))
+        for i, question in enumerate(asked)
+    ]
+    wrong = _climb_trace(single[0], False, 0.6, 0.6, single[0].support_ids)
+    traces = [wrong if trace.question_id == wrong.question_id else trace for trace in traces]
+    key = next(key for key in CLIMB_KEYS if key.checks is Checks.CLIMB)
+    figures = evaluate(replace(study, questions=asked, cells=(Cell(key, tuple(traces)),), retrieval=()))
+    *bins, every = figures["confidence"]
+    assert [row["confidence"] for row in bins] == ["0.00 to 0.70", "0.70 to 0.80", "0.80 to 0.90", "0.90 to 1.00"]
+    num_wrong = len([trace for trace in traces if trace.answers == ("something else",)])
+    assert [row["n"] for row in bins] == [num_wrong, 0, 0, len(asked) - num_wrong]
+    assert [row["accuracy"] for row in bins] == [0, None, None, 100]
+    assert (every["auroc"], every["n"]) == (100, len(asked))
+    (failing,) = figures["climb_failing"]
+    assert failing["wrong"] == num_wrong == failing["not_in_pool"] + failing["with_evidence"]
+    assert (failing["with_evidence"], failing["not_in_context"]) == (1, 0)
+    misled = figures["climb_misled"]
+    assert len(misled) == failing["rose"] == failing["not_in_pool"]
+    assert all((row["first"], row["last"], row["place"]) == (0.5, 0.6, "not_in_pool") for row in misled)
+    assert {"confidence", "climb_failing", "climb_misled"} <= {table.name for table in tables.study_tables(figures)}
+    assert "confidence" in draw_plots(figures)
+    assert evaluate(study)["confidence"] == [] and "confidence" not in draw_plots(evaluate(study))
 
 
 def test_an_ablation_with_the_same_answers_differs_by_nothing(study: Study) -> None:
