@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -202,16 +201,3 @@ def test_pools_of_an_index_do_not_depend_on_how_many_questions_are_worked_on_at_
 def test_impossible_options_are_refused_by_name(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PoolOptions(**wrong)
-
-
-def test_a_thousand_candidates_take_a_few_milliseconds() -> None:
-    """The goal is 5 ms on a quiet core; ten times that tells a wrong order of growth, not a busy machine."""
-    queries, vectors = (part.astype(np.float32) for part in draw(1, 1, 1000, 768))
-    relevance = relevance_of(queries, vectors)
-    mmr(relevance, vectors, 10, 0.7)
-    times = []
-    for _ in range(10):
-        begun = time.perf_counter()
-        mmr(relevance, vectors, 10, 0.7)
-        times.append(time.perf_counter() - begun)
-    assert min(times) < 0.05
