@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import logging
+import math
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -104,6 +105,30 @@ def test_one_user_turn_of_text_image_text_with_schema_and_seed(tmp_path: Path) -
     schema = body["response_format"]["json_schema"]
     assert schema["name"] == "is_sup"
     assert schema["schema"]["properties"]["Response"]["enum"] == ["True", "Partial", "False"]
+
+
+def test_a_direct_verdict_comes_with_its_probability() -> None:
+    """The server's JSON goes through the client's own types, with the probabilities of one token."""
+
+    def direct(*_: object) -> web.Response:
+        top = [{"token": token, "logprob": math.log(p)} for token, p in (("True", 0.6), ("False", 0.2), ("Maybe", 0.2))]
+        tokens = ['{"Response": "', "True", '"}']
+        content = [{"token": t, "logprob": -0.1, "top_logprobs": top if t == "True" else []} for t in tokens]
+        choice = {
+            "index": 0,
+            "finish_reason": "stop",
+            "message": {"role": "assistant", "content": "".join(tokens)},
+            "logprobs": {"content": content},
+        }
+        return web.json_response(
+            {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+        )
+
+    sent = Request(CallKind.IS_USE, Prompt("instruction", None, "body"), Sampling(), 0, "t", direct=True)
+    [reply], [body] = ask(direct, sent)
+    assert isinstance(reply, RawReply)
+    assert reply.probability == pytest.approx(0.75)
+    assert body["top_logprobs"] == 20
 
 
 def test_structured_output_and_the_length_limits_name_are_options() -> None:
