@@ -78,6 +78,8 @@ async def compare(options: argparse.Namespace) -> bool:
         image_root=run_dir / "world/final_dataset_images",
         adapter=run_dir / "student",
         num_threads=options.num_threads,
+        max_batch=options.max_batch,
+        batch_tokens=options.batch_tokens,
     )
 
     async def answer(variant: Variant) -> tuple[list[Trace], float, dict[str, Usage]]:
@@ -133,6 +135,8 @@ def main() -> int:
     parser.add_argument("--num_sequential", type=int, default=20, help="questions of the sequential schedules")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num_threads", type=int, default=2)
+    parser.add_argument("--max_batch", type=int, default=64)
+    parser.add_argument("--batch_tokens", type=int, default=32768)
     options = parser.parse_args()
     torch.set_num_threads(options.num_threads)
     return int(not asyncio.run(compare(options)))
