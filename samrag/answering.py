@@ -189,12 +189,11 @@ def open_index(
         UserError: the index is of another embedder or of other documents.
     """
     from samrag.retrieval.embedder import Embedder
-    from samrag.retrieval.index import Index, hash_documents
+    from samrag.retrieval.index import Index
 
     model = Embedder.load(embedder)
     index = Index.load(index_dir, model)
-    if index.manifest.documents != hash_documents(documents):
-        raise UserError(f"{index_dir} was built from other documents; build it again with inference/build_index.py.")
+    index.check_documents(documents)
     with progress("questions", len(questions)) as advance:
         vectors = model.encode_queries([question.question for question in questions], advance=advance)
     return index, vectors

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from samrag.answering import Method, depth, looked_up
 from samrag.arguments import LoopArguments
@@ -27,6 +27,8 @@ from samrag.schema import Document, Question, Trace
 if TYPE_CHECKING:
     from samrag.retrieval.embedder import Embedder
     from samrag.retrieval.index import Index
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +70,7 @@ class SamRag:
         Raises:
             UserError: the index is of other documents, or the method reads pools.
         """
-        from samrag.retrieval.index import hash_documents
-
-        if index.manifest.documents != hash_documents(documents):
-            raise UserError("the index was built from other documents; build it again with inference/build_index.py.")
+        index.check_documents(documents)
         method = method or Method("sam_rag")
         if method.name == "climb" or method.pool:
             raise UserError(f"method {method.name} reads pools; run it with inference/run.py.")
@@ -110,20 +109,20 @@ class SamRag:
 
     def answer(self, question: str) -> Trace:
         """Answer one question; the trace has the answers, the evidence and every verdict."""
-        return self._runner.run(self.aanswer(question))
+        return self._run(self.aanswer(question))
 
     def answer_all(self, questions: Sequence[str]) -> list[Trace]:
         """Answer many questions together, in their order."""
-        return self._runner.run(self.aanswer_all(questions))
+        return self._run(self.aanswer_all(questions))
 
     def stream(self, question: str) -> Generator[Step | Trace, None, None]:
         """Every step as it is answered, and at last the trace."""
         events = self.astream(question)
         try:
-            while (event := self._runner.run(_next(events))) is not None:
+            while (event := self._run(_next(events))) is not None:
                 yield event
         finally:
-            self._runner.run(_closed(events))
+            self._run(_closed(events))
 
     async def aanswer(self, question: str) -> Trace:
         """As `answer`, within a running loop."""
@@ -146,10 +145,22 @@ class SamRag:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def aclose(self) -> None:
+        """As `close`, within a running loop."""
+        await self.backend.close()
+
     def close(self) -> None:
         """Let go of the model or the server."""
-        self._runner.run(self.backend.close())
+        self._run(self.aclose())
         self._runner.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._runner.run(work)
+        work.close()
+        raise UserError("a loop is running here (a notebook has one): await aanswer, aanswer_all or astream instead.")
 
     def _programs(self, questions: Sequence[str]) -> list[Program[Trace]]:
         if not questions or not all(question.strip() for question in questions):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -228,6 +229,14 @@ def test_the_python_api_gives_one_trace_by_every_way_of_asking(
         rag.answer(" ")
     with pytest.raises(UserError, match="other documents"):
         SamRag(documents[1:], index, embedder, backend)
+
+    async def notebook() -> None:
+        with pytest.raises(UserError, match="await aanswer"):
+            rag.answer(asked)
+        with pytest.raises(UserError, match="astream"):
+            next(rag.stream(asked))
+
+    asyncio.run(notebook())
     rag.close()
     cascade = LoopArguments(verdict_mode=VerdictMode.CASCADE)
     student = SamRag(documents, index, embedder, backend, PromptStyle.STUDENT, loop=cascade)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from samrag.report.scores import QuestionScore
 
 EDGES = (0.0, 0.7, 0.8, 0.9, 1.0)
-"""Bins of U (CLIMB, section 4)."""
+"""Bins of U, as in CLIMB's table of accuracy by final U."""
 Row = dict[str, Any]
 
 

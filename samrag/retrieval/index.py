@@ -104,6 +104,7 @@ class Index:
     """Vectors of a corpus and the documents' ids. Open one with `Index.load`."""
 
     def __init__(self, store: Store, finder: Finder | None = None) -> None:
+        self.folder = store.folder
         self.manifest = store.manifest
         self.doc_ids = store.doc_ids
         self.shards = store.shards
@@ -128,6 +129,18 @@ class Index:
             )
         store = read_store(folder)
         return cls(store, _finder(folder, store.manifest))
+
+    def check_documents(self, documents: Sequence[Document]) -> None:
+        """See that the index is of these documents.
+
+        Raises:
+            UserError: it was built from others, or from others' texts.
+        """
+        if self.manifest.documents != hash_documents(documents):
+            raise UserError(
+                f"the index {self.folder} was built from other documents; bring it up to date with "
+                "inference/build_index.py."
+            )
 
     @functools.cached_property
     def exact(self) -> ExactSearch:
